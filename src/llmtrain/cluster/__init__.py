@@ -1,0 +1,1 @@
+"""Reaching the hosts: the only door out of this machine."""

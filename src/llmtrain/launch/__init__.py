@@ -1,0 +1,1 @@
+"""Prepare a run, start it through DeepSpeed and pdsh, watch it, end it."""

@@ -1,0 +1,1 @@
+"""Everything a person sees, and the JSON twin of each."""

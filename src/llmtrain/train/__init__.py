@@ -1,0 +1,1 @@
+"""What runs on every rank; staged to the hosts, needs only what the training environment has."""
