@@ -296,7 +296,7 @@ def test_each_format_is_recognised_by_its_own_sample():
 
 
 def test_the_shipped_data_set_is_valid_and_has_no_question_twice():
-    """examples/data/multihost-qa.jsonl holds at least 240 different questions with short answers; README counts them."""
+    """examples/data/multihost-qa.jsonl holds at least 240 different questions with short answers, as README says."""
     path = ROOT / "examples/data/multihost-qa.jsonl"
     report = read_dataset(path, "messages")
     assert report.examples >= 240
