@@ -1,0 +1,160 @@
+"""The command line: read the input, call one function, print, exit. No logic.
+
+Imports of anything heavy stand inside the commands: ``llmtrain --help`` must answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from llmtrain import __version__
+from llmtrain.errors import LlmtrainError
+
+if TYPE_CHECKING:
+    from llmtrain.spec.runspec import RunSpec
+
+app = typer.Typer(
+    name="llmtrain",
+    help="Fine-tune a causal language model over bare SSH hosts with one command.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RunFile = Annotated[str | None, typer.Argument(metavar="[RUN.yaml]", help="Run file; llmtrain.yaml here if it exists.")]
+Hosts = Annotated[str | None, typer.Option("--hosts", metavar="HOSTFILE", help="One 'NAME slots=N' a line.")]
+Config = Annotated[
+    str | None, typer.Option("--config", metavar="NAME_OR_FILE", help="Preset, or DeepSpeed YAML or JSON file.")
+]
+Model = Annotated[str | None, typer.Option("--model", metavar="DIR", help="Hugging Face model directory.")]
+Data = Annotated[str | None, typer.Option("--data", metavar="PATH", help="Training data: chat JSONL or text.")]
+Output = Annotated[str | None, typer.Option("--output", metavar="DIR", help="Where the model goes; DIR or HOST:DIR.")]
+Include = Annotated[str | None, typer.Option("--include", metavar="SPEC", help="Only these: 'a:0,1@b'.")]
+Exclude = Annotated[str | None, typer.Option("--exclude", metavar="SPEC", help="All but these.")]
+NumHosts = Annotated[int | None, typer.Option("--num-hosts", metavar="N", help="The first N hosts.")]
+MasterAddr = Annotated[str | None, typer.Option("--master-addr", metavar="A", help="Where the ranks meet.")]
+MasterPort = Annotated[
+    int | None, typer.Option("--master-port", metavar="P", min=1024, max=65535, help="Port they meet on.")
+]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the run file.")]
+Envs = Annotated[list[str] | None, typer.Option("--env", metavar="K=V", help="Variable of the ranks.")]
+EnvFile = Annotated[str | None, typer.Option("--env-file", metavar="F", help="File of variables, for secrets.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, all else on stderr.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show all that would happen, and stop.")]
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"llmtrain {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Fine-tune a causal language model over bare SSH hosts with one command."""
+
+
+@app.command()
+def launch(
+    run_file: RunFile = None,
+    hosts: Hosts = None,
+    config: Config = None,
+    model: Model = None,
+    data: Data = None,
+    output: Output = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    num_hosts: NumHosts = None,
+    master_addr: MasterAddr = None,
+    master_port: MasterPort = None,
+    sets: Sets = None,
+    envs: Envs = None,
+    env_file: EnvFile = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fine-tune a model over the hosts of a hostfile."""
+    from llmtrain.launch.job import Selection
+    from llmtrain.launch.run import launch as run_launch
+    from llmtrain.launch.verdict import Outcome
+    from llmtrain.report.live import Live, show_outcome
+    from llmtrain.report.plan import plan_json, show_dry_run
+
+    options = _options(hosts, config, model, data, output, env_file)
+    selection = Selection(
+        include=include, exclude=exclude, num_hosts=num_hosts, master_addr=master_addr, master_port=master_port
+    )
+    spec = _read(run_file, options, sets, envs)
+    live = Live()
+    try:
+        result = run_launch(spec, selection, live.tell, dry_run=dry_run)
+    finally:
+        live.close()
+    if isinstance(result, Outcome):
+        show_outcome(live, result)
+        _finish(result.to_json() if as_json else None, int(result.exit_code))
+    place = spec.output or "the run folder"
+    if not as_json:
+        show_dry_run(live.console, result, place)
+    _finish(plan_json(result, place) if as_json else None, 0)
+
+
+def _options(
+    hosts: str | None, config: str | None, model: str | None, data: str | None, output: str | None, env_file: str | None
+) -> dict[str, tuple[str, Any]]:
+    return {
+        "hosts": ("--hosts", hosts or os.environ.get("LLMTRAIN_HOSTS")),
+        "config": ("--config", config),
+        "model.path": ("--model", model),
+        "data.path": ("--data", data),
+        "output": ("--output", output),
+        "env_file": ("--env-file", env_file),
+    }
+
+
+def _read(
+    run_file: str | None, options: dict[str, tuple[str, Any]], sets: list[str] | None, envs: list[str] | None
+) -> RunSpec:
+    from llmtrain.spec.runfile import read_run
+
+    return read_run(run_file, options=options, sets=sets or (), envs=envs or ())
+
+
+def _finish(document: dict[str, Any] | None, code: int) -> NoReturn:
+    if document is not None:
+        sys.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Entry point of the console script: errors become lines and exit codes here, and only here."""
+    try:
+        app()
+    except LlmtrainError as error:
+        from llmtrain.report.errors import error_json, show_error
+
+        show_error(error)
+        if "--json" in sys.argv:
+            sys.stdout.write(json.dumps(error_json(error), indent=2) + "\n")
+        sys.exit(int(error.exit_code))
+    except KeyboardInterrupt:
+        print("stopped before anything was started", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        from llmtrain.report.errors import show_bug
+
+        sys.exit(int(show_bug(error)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""First contact with the hosts of a job: connect, ask, judge, choose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmtrain.cluster.doctor import Finding, Needs, judge, refuse_failures, unreachable
+from llmtrain.cluster.fleet import Command, Fleet, Transport, run_on_all
+from llmtrain.cluster.local import LocalTransport
+from llmtrain.cluster.network import NetworkChoice, choose_network
+from llmtrain.cluster.probes import Facts, FactsRequest, examine, read_tree
+from llmtrain.launch.choices import Hardware, choose_hardware
+from llmtrain.spec.runspec import parse_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from llmtrain.launch.job import Job
+    from llmtrain.spec.choice import Choice
+
+DEFAULT_PORTS = (20000, 29999)
+"""Below the range the kernel gives to outgoing connections, so that a free port stays free until it is used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contact:
+    """What the hosts answered, and what follows from it."""
+
+    facts: Mapping[str, Facts]
+    """Host name -> facts, in rank order."""
+    network: NetworkChoice
+    """Interface and address of every host."""
+    hardware: Hardware
+    """Accelerator, precision, attention."""
+    choices: tuple[Choice, ...]
+    """Reasons of the hardware choices."""
+    warnings: tuple[Finding, ...]
+    """Findings that do not stop the launch."""
+    trees: Mapping[str, Mapping[str, Any]]
+    """Path -> digest on the head, of everything hosts must have."""
+
+
+def open_fleet(job: Job) -> Fleet:
+    """Connect to all hosts of the job.
+
+    Raises:
+        PreflightError: at least one cannot be reached; all of them are named.
+    """
+    if job.local:
+        name = job.cluster.names[0]
+        return Fleet({name: LocalTransport(name)})
+    from llmtrain.cluster.ssh import connect
+
+    def open_one(name: str) -> Transport:
+        return connect(name)
+
+    results = run_on_all(job.cluster.names, open_one)
+    if results.failed:
+        for transport in results.good.values():
+            transport.close()
+        refuse_failures(unreachable(results.failed))
+    return Fleet(results.good)
+
+
+def examine_hosts(job: Job, fleet: Fleet) -> Contact:
+    """Ask all hosts what they are and judge whether the run can start there.
+
+    Raises:
+        PreflightError: it cannot; every reason is named.
+    """
+    trees = {} if job.local else {path: read_tree(path) for path in job.trees}
+    results = examine(fleet, {name: _request(job, name) for name in job.cluster.names})
+    findings = [
+        *unreachable(results.failed),
+        *judge(job.cluster, results.good, Needs(trees=trees, free_bytes=_space(job))),
+    ]
+    refuse_failures(findings)
+    facts = {name: results.good[name] for name in job.cluster.names}
+    items = list(facts.values())
+    network = choose_network(items, {name: _wanted_network(job, name) for name in facts})
+    hardware, choices = choose_hardware(job.spec, items, flash_imports=_flash_imports(job, fleet, facts))
+    return Contact(
+        facts=facts, network=network, hardware=hardware, choices=choices, warnings=tuple(findings), trees=trees
+    )
+
+
+def _request(job: Job, name: str) -> FactsRequest:
+    own = job.spec.per_host.get(name)
+    return FactsRequest(
+        python=job.python_on(name),
+        node_dir=(own.node_dir if own else None) or job.spec.node_dir,
+        ports=parse_ports(job.spec.ports) if job.spec.ports else DEFAULT_PORTS,
+        trees=() if job.local else job.trees,
+    )
+
+
+def _space(job: Job) -> int:
+    """The tuned model, and what is copied where it is missing, with a little room."""
+    return 2 * job.model.weight_bytes + job.data.bytes + (256 << 20)
+
+
+def _wanted_network(job: Job, name: str) -> str | None:
+    own = job.spec.per_host.get(name)
+    return (own.network if own else None) or job.spec.network
+
+
+def _flash_imports(job: Job, fleet: Fleet, facts: Mapping[str, Facts]) -> bool:
+    """Installed is not enough: a build for another torch only fails on import."""
+    if job.spec.model.attention != "auto":
+        return False
+    if not all(item.packages.get("flash_attn") and item.accelerators for item in facts.values()):
+        return False
+
+    def try_import(name: str) -> bool:
+        argv = (job.python_on(name), "-I", "-c", "import flash_attn")
+        return fleet[name].run(Command(argv=argv, timeout_s=120)).code == 0
+
+    return all(run_on_all(list(facts), try_import).all_good().values())

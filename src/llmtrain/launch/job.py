@@ -1,0 +1,176 @@
+"""Everything about a run that is known on the head before a host is touched."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmtrain.errors import InputFileError, UsageError
+from llmtrain.spec.dataset import DataReport, read_dataset
+from llmtrain.spec.hostfile import Cluster, is_loopback_name, read_hostfile, select
+from llmtrain.spec.modelinfo import ModelInfo, read_model
+from llmtrain.spec.presets import Layer, read_config
+from llmtrain.spec.yamlfile import read_text
+
+if TYPE_CHECKING:
+    from llmtrain.spec.runspec import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which hosts, and where ranks meet, as options of the command line say."""
+
+    include: str | None = None
+    """``--include``."""
+    exclude: str | None = None
+    """``--exclude``."""
+    num_hosts: int | None = None
+    """``--num-hosts``."""
+    master_addr: str | None = None
+    """``--master-addr``."""
+    master_port: int | None = None
+    """``--master-port``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run whose files on the head have been read and found good."""
+
+    spec: RunSpec
+    """What the user wants."""
+    cluster: Cluster
+    """Selected hosts and slots, in rank order."""
+    selection: Selection
+    """Options about hosts."""
+    preset: Layer
+    """DeepSpeed keys of ``--config``."""
+    model: ModelInfo
+    """The model on the head."""
+    data: DataReport
+    """The data on the head."""
+    template_text: str | None
+    """Chat template read from the user's file."""
+    local: bool
+    """The only host is this machine: no SSH is needed."""
+
+    @property
+    def trees(self) -> tuple[str, ...]:
+        """Paths every host must have."""
+        held_out = self.spec.data.eval
+        paths = [str(self.model.path), self.data.path]
+        return (*paths, held_out) if isinstance(held_out, str) else tuple(paths)
+
+    def python_on(self, host: str) -> str:
+        """The interpreter on a host."""
+        return python_on(self.spec, host)
+
+
+def python_on(spec: RunSpec, host: str) -> str:
+    """The interpreter the ranks use on a host: its own, the environment's, the named one, else ours."""
+    own = spec.per_host.get(host)
+    if own and own.python:
+        return own.python
+    if spec.environment:
+        return f"{spec.environment}/bin/python"
+    return spec.python or sys.executable
+
+
+def read_job(spec: RunSpec, selection: Selection) -> Job:
+    """Read hostfile, preset, model and data.
+
+    Raises:
+        UsageError: something needed is missing.
+        InputFileError: a file cannot be used.
+    """
+    hosts = _need(spec.hosts, "--hosts HOSTFILE", "hosts")
+    config = _need(spec.config, "--config PRESET_OR_FILE", "config")
+    model_path = _need(spec.model.path, "--model DIR", "model.path")
+    data_path = _need(spec.data.path, "--data PATH", "data.path")
+    _refuse_unproven(spec)
+    cluster = select(
+        read_hostfile(hosts), include=selection.include, exclude=selection.exclude, num_hosts=selection.num_hosts
+    )
+    _check_per_host(spec, cluster)
+    preset = read_config(config)
+    model = read_model(model_path)
+    data = read_dataset(data_path, format=spec.data.format)
+    held_out = spec.data.eval
+    if isinstance(held_out, str):
+        read_dataset(held_out, format=data.format)
+    return Job(
+        spec=spec,
+        cluster=cluster,
+        selection=selection,
+        preset=preset,
+        model=model,
+        data=data,
+        template_text=_template_text(spec),
+        local=is_local(cluster),
+    )
+
+
+def _need(value: str | None, option: str, key: str) -> str:
+    if value is None:
+        raise UsageError(
+            f"{option} is missing, and no run file gives {key}",
+            where="command line",
+            fix=f"add {option}, or write {key.replace('.', ': ')} into llmtrain.yaml",
+        )
+    return value
+
+
+def _refuse_unproven(spec: RunSpec) -> None:
+    if spec.data.packing:
+        raise UsageError(
+            "data.packing is not supported yet: samples in one row could see each other",
+            where="data.packing",
+            fix="leave data.packing out",
+        )
+
+
+def _check_per_host(spec: RunSpec, cluster: Cluster) -> None:
+    unknown = [name for name in spec.per_host if name not in cluster.names]
+    known_in_file = set(read_hostfile(cluster.origin).names)
+    for name in unknown:
+        if name not in known_in_file:
+            raise InputFileError(
+                f"per_host names {name}, which is not in the hostfile",
+                where=cluster.origin,
+                fix=f"use one of: {', '.join(cluster.names[:8])}",
+            )
+
+
+def _template_text(spec: RunSpec) -> str | None:
+    """A template named by a path is read here and travels with the run; a bare word is the name of a built-in one."""
+    name = spec.data.chat_template
+    if name is None or ("/" not in name and not Path(name).is_file()):
+        return None
+    return read_text(Path(name).expanduser(), what="chat template")
+
+
+def is_local(cluster: Cluster) -> bool:
+    """Whether the only host is this machine under any of its names."""
+    if len(cluster.hosts) != 1:
+        return False
+    name = cluster.names[0]
+    if is_loopback_name(name) or name.lower() in {socket.gethostname().lower(), socket.getfqdn().lower()}:
+        return True
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        return False
+    return ipaddress.IPv4Address(address).is_loopback or _is_own(address)
+
+
+def _is_own(address: str) -> bool:
+    """An address is ours if a socket may be bound to it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.bind((address, 0))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,288 @@
+"""The way of a launch: read, contact, plan, stage, execute, watch, bring the model home, tell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmtrain.errors import DiskError, ExitCode, LlmtrainError, UsageError
+from llmtrain.launch import verdict
+from llmtrain.launch.contact import Contact, examine_hosts, open_fleet
+from llmtrain.launch.execute import execute
+from llmtrain.launch.job import Job, Selection, read_job
+from llmtrain.launch.prepare import LaunchPlan, plan_launch
+from llmtrain.launch.rundir import RunDir, create_run_dir, new_run_id, write_private, write_record
+from llmtrain.launch.stage import copy_missing, fetch_tree, remove, send_tree, stage, tree_bytes
+from llmtrain.launch.verdict import Outcome
+from llmtrain.launch.watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from llmtrain.cluster.fleet import Fleet
+    from llmtrain.spec.runspec import RunSpec
+
+Tell = Callable[[str, dict[str, Any]], None]
+"""Called with the name of what happened and its values; the terminal or a log shows it."""
+
+STOP_GRACE_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A launch that could start now."""
+
+    job: Job
+    """What the head knows."""
+    contact: Contact
+    """What the hosts said."""
+    plan: LaunchPlan
+    """What will be written and run."""
+    output: Output
+    """Where the tuned model goes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where the tuned model goes."""
+
+    host: str | None
+    """A host, or None for the head."""
+    path: str
+    """Absolute path there."""
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.path}" if self.host else self.path
+
+
+def launch(spec: RunSpec, selection: Selection, tell: Tell, *, dry_run: bool = False) -> Outcome | LaunchPlan:
+    """Fine-tune over the hosts of the run.
+
+    Args:
+        spec: the run.
+        selection: options about hosts.
+        tell: called for everything a person would want to see.
+        dry_run: stop before anything is written and return the plan.
+
+    Raises:
+        LlmtrainError: the run could not start. Once ranks have started every end is an :class:`Outcome`.
+    """
+    job = read_job(spec, selection)
+    run_id = new_run_id(spec.name)
+    output = _choose_output(job, run_id)
+    tell("contact", {"hosts": list(job.cluster.names)})
+    fleet = open_fleet(job)
+    try:
+        contact = examine_hosts(job, fleet)
+        plan = plan_launch(job, contact, run_id, dict(os.environ))
+        tell("plan", {"plan": plan, "job": job, "output": str(output), "warnings": contact.warnings})
+        if dry_run:
+            return plan
+        return _carry_out(Prepared(job=job, contact=contact, plan=plan, output=output), fleet, tell)
+    finally:
+        fleet.close()
+
+
+def _choose_output(job: Job, run_id: str) -> Output:
+    """The user's place if there is nothing yet, else the run's own folder.
+
+    Raises:
+        UsageError: something is there already, or the host is not one of the run's.
+    """
+    if job.spec.output is None:
+        return Output(host=None, path=str(Path.cwd() / "runs" / run_id / "model"))
+    host, colon, path = job.spec.output.partition(":")
+    if colon and "/" not in host:
+        if host not in job.cluster.names or not path.startswith("/"):
+            raise UsageError(
+                f"output {job.spec.output} is neither a folder here nor HOST:/PATH on a host of this run",
+                where="output",
+                fix=f"write for example {job.cluster.names[0]}:/data/model",
+            )
+        return Output(host=host, path=path)
+    if Path(job.spec.output).exists():
+        raise UsageError(
+            "the output exists, and is never overwritten",
+            where=job.spec.output,
+            fix="name another --output, or move it",
+        )
+    return Output(host=None, path=job.spec.output)
+
+
+def _carry_out(ready: Prepared, fleet: Fleet, tell: Tell) -> Outcome:
+    plan = ready.plan
+    run_dir = create_run_dir(plan.run_id, Path.cwd())
+    _write_head(ready, run_dir)
+    tell("run_dir", {"path": str(run_dir.path)})
+    try:
+        _copy(ready, fleet, tell)
+        stage(plan, fleet)
+    except LlmtrainError as error:
+        _write_failed_start(run_dir, error)
+        raise
+    tell("start", {"world_size": plan.world_size})
+    outcome = _train(ready, fleet, run_dir, tell)
+    if outcome.ok:
+        outcome = _bring_home(ready, fleet, outcome, tell)
+    _clean(ready, fleet, outcome)
+    write_record(run_dir.outcome, outcome.to_json())
+    return outcome
+
+
+def _write_head(ready: Prepared, run_dir: RunDir) -> None:
+    for name, text in ready.plan.head_files.items():
+        write_private(run_dir.path / name, text)
+    hosts = [{"name": host.name, "slots": host.slots, "ranks": host.ranks} for host in ready.plan.hosts]
+    write_record(run_dir.run_file, {**ready.plan.run, "hosts": hosts, "output": str(ready.output)})
+    facts = ready.contact.facts
+    software = {name: {"python": item.python, "glibc": item.glibc, **item.packages} for name, item in facts.items()}
+    write_record(run_dir.versions, {"hosts": software})
+
+
+def _write_failed_start(run_dir: RunDir, error: LlmtrainError) -> None:
+    failure = verdict.Failure(host=error.where, rank=None, cause="start", message=error.error, advice=error.fix)
+    outcome = Outcome(
+        ok=False, exit_code=error.exit_code, run_dir=str(run_dir.path), reason=error.error, first_failure=failure
+    )
+    write_record(run_dir.outcome, outcome.to_json())
+
+
+def _copy(ready: Prepared, fleet: Fleet, tell: Tell) -> None:
+    sizes = {path: tree_bytes(path) for path in ready.job.trees} if not ready.plan.local else {}
+
+    def progress(host: str, path: str, sent: int) -> None:
+        tell("copy", {"host": host, "path": path, "sent": sent, "total": sizes[path]})
+
+    copy_missing(ready.plan, fleet, ready.contact.facts, ready.job.trees, progress)
+
+
+def _train(ready: Prepared, fleet: Fleet, run_dir: RunDir, tell: Tell) -> Outcome:
+    """From the first rank to a verified end."""
+    watch = Watch(ready.plan, fleet, run_dir, tell)
+    with _signals() as asked:
+        watch.open()
+        launcher = execute(ready.plan, run_dir)
+        try:
+            watch.run(launcher, asked.event)
+        finally:
+            finished = len(watch.state.done) == ready.plan.world_size and not watch.state.failed
+            tell("stopping", {"finished": finished})
+            watch.close(launcher, grace_s=0.0 if finished else STOP_GRACE_S)
+    return _judge(ready, watch, run_dir, asked)
+
+
+def _judge(ready: Prepared, watch: Watch, run_dir: RunDir, asked: _Asked) -> Outcome:
+    state = watch.state
+    base = Outcome(
+        ok=False,
+        exit_code=ExitCode.OK,
+        run_dir=str(run_dir.path),
+        reason="",
+        last_step=state.last_step,
+        final_loss=state.final_loss,
+        leftovers={host: pids for host, pids in state.stopped.items() if pids},
+        unverified=watch.unverified,
+    )
+    everyone = len(state.done) == ready.plan.world_size and not state.failed
+    if everyone:
+        reason = f"{ready.plan.world_size} ranks done after {state.last_step} steps"
+        return _with_leftovers(replace(base, ok=True, reason=reason))
+    if asked.number is not None and not state.failed and not state.noted:
+        code = ExitCode.TERMINATED if asked.number == signal.SIGTERM else ExitCode.INTERRUPTED
+        return _with_leftovers(replace(base, exit_code=code, reason=f"stopped by {signal.Signals(asked.number).name}"))
+    first = verdict.choose_first(state.failed)
+    if first is not None and not (state.noted and verdict.is_consequent(first[1])):
+        failure, code = verdict.explain(*first)
+    else:
+        failure, code = state.noted[0]
+    what = f"rank {failure.rank} on {failure.host}" if failure.rank is not None else failure.host or "the head"
+    reason = f"{what}: {failure.message}"
+    return _with_leftovers(replace(base, exit_code=code, reason=reason, first_failure=failure))
+
+
+def _with_leftovers(outcome: Outcome) -> Outcome:
+    if not outcome.leftovers:
+        return outcome
+    listed = ", ".join(f"{host}: {pids}" for host, pids in outcome.leftovers.items())
+    reason = f"{outcome.reason}; some processes could not be ended ({listed})"
+    return replace(outcome, ok=False, exit_code=ExitCode.LEFTOVER, reason=reason)
+
+
+def _bring_home(ready: Prepared, fleet: Fleet, outcome: Outcome, tell: Tell) -> Outcome:
+    """Bring the model from rank 0's host to where the user wants it."""
+    first = ready.plan.hosts[0]
+    source = f"{first.own_dir}/output"
+    tell("fetch", {"host": first.name, "output": str(ready.output)})
+    try:
+        _deliver(ready, fleet, source, lambda sent: tell("fetched", {"sent": sent}))
+    except LlmtrainError as error:
+        reason = f"trained, but the model could not be delivered: {error.error}"
+        failure = verdict.Failure(
+            host=first.name,
+            rank=None,
+            cause="delivery",
+            message=error.error,
+            advice=f"it is still at {first.name}:{source}",
+        )
+        return replace(outcome, ok=False, exit_code=error.exit_code, reason=reason, first_failure=failure)
+    return replace(outcome, output=str(ready.output))
+
+
+def _deliver(ready: Prepared, fleet: Fleet, source: str, progress: Callable[[int], None]) -> None:
+    output, first = ready.output, ready.plan.hosts[0]
+    if output.host is None and ready.plan.local:
+        try:
+            Path(output.path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(source, output.path)
+        except OSError as error:
+            raise DiskError(f"cannot be moved: {error.strerror}", where=output.path, fix="df -h") from None
+    elif output.host is None:
+        fetch_tree(fleet, first.name, source, Path(output.path), progress)
+    else:
+        part = Path(ready.plan.run_id + "-model").resolve()
+        fetch_tree(fleet, first.name, source, part, progress)
+        try:
+            send_tree(str(part), fleet, output.host, output.path, progress)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _clean(ready: Prepared, fleet: Fleet, outcome: Outcome) -> None:
+    """Leave on the hosts only what somebody may still want: checkpoints, and all of a failed run's records."""
+    if not outcome.ok:
+        return
+    with contextlib.suppress(LlmtrainError):
+        keep = ["checkpoints"] if ready.job.spec.training.save_steps else []
+        remove(ready.plan, fleet, names=ready.job.cluster.names, keep=keep)
+
+
+class _Asked:
+    """Whether and how the user asked for a stop."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.number: int | None = None
+
+    def note(self, number: int, _frame: object) -> None:
+        self.number = self.number or number
+        self.event.set()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[_Asked]:
+    """Ctrl-C, TERM and HUP end the run in order instead of ending only this process."""
+    asked = _Asked()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, asked.note) for number in numbers}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,232 @@
+"""Bring a planned run to its hosts: the rank code, the files of the plan, and model and data where they are missing."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import llmtrain
+from llmtrain.cluster.doctor import missing_trees
+from llmtrain.cluster.fleet import Command, Fleet, run_on_all
+from llmtrain.cluster.local import kill_group, login_env
+from llmtrain.errors import DiskError, HostError, SyncError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from llmtrain.cluster.probes import Facts
+    from llmtrain.launch.prepare import HostPlan, LaunchPlan
+
+STAGED = ("__init__.py", "errors.py", "process.py", "spec", "train")
+"""Parts of this package that the ranks need."""
+COPIES_AT_ONCE = 4
+BLOCK = 1 << 20
+
+# $1 the folder, $2 the path valid on all hosts: the folder must be new, the other path a link to it where they differ.
+_UNPACK = (
+    'umask 077; mkdir -p "$(dirname "$1")" && mkdir "$1" && '
+    '{ [ "$1" = "$2" ] || ln -s "$1" "$2"; } && exec tar -xf - -C "$1"'
+)
+# $1 the final path: what is there already is never touched, what is incomplete never has the final name.
+_RECEIVE = (
+    'set -e; part="$1.llmtrain-part.$$"; trap \'rm -rf "$part"\' EXIT; mkdir -p "$(dirname "$1")"; mkdir "$part"; '
+    'tar -xf - -C "$part"; [ ! -e "$1" ]; mv "$part/x" "$1"'
+)
+
+
+def stage(plan: LaunchPlan, fleet: Fleet) -> None:
+    """Write the run folder on every host.
+
+    Raises:
+        HostError: it could not be written on some host; the folders already written are removed again.
+    """
+    code = _code_files()
+
+    def push(name: str) -> None:
+        host = next(one for one in plan.hosts if one.name == name)
+        script = ("/bin/sh", "-c", _UNPACK, "sh", host.own_dir, str(plan.run_dir))
+        result = fleet[name].run(Command(argv=script, stdin=_pack(host, code), timeout_s=60))
+        if result.code != 0:
+            raise HostError(
+                f"the run folder {host.own_dir} could not be written: {result.tail()}",
+                where=name,
+                fix=f"ssh -- {name} df -h {Path(host.own_dir).parent}",
+            )
+
+    results = run_on_all([host.name for host in plan.hosts], push)
+    if results.failed:
+        remove(plan, fleet, names=list(results.good))
+    results.all_good()
+
+
+def _code_files() -> list[tuple[str, bytes]]:
+    root = Path(llmtrain.__file__).parent
+    paths = [
+        path
+        for part in STAGED
+        for path in ([root / part] if (root / part).is_file() else sorted((root / part).rglob("*.py")))
+    ]
+    return [(f"code/llmtrain/{path.relative_to(root)}", path.read_bytes()) for path in paths]
+
+
+def _pack(host: HostPlan, code: Sequence[tuple[str, bytes]]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for folder in ("logs", "ranks", "beat", "done", "bin", "checkpoints"):
+            info = tarfile.TarInfo(folder)
+            info.type, info.mode = tarfile.DIRTYPE, 0o700
+            tar.addfile(info)
+        for name, data in code:
+            _add(tar, name, data, 0o600)
+        for file in host.files:
+            _add(tar, file.path, file.text.encode("utf-8", "surrogateescape"), file.mode)
+    return buffer.getvalue()
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(data), mode
+    tar.addfile(info, io.BytesIO(data))
+
+
+def copy_missing(plan: LaunchPlan, fleet: Fleet, facts: Mapping[str, Facts], paths: Sequence[str], tell: _Tell) -> None:
+    """Copy model and data to the hosts that lack them, as tar over OpenSSH.
+
+    Raises:
+        SyncError: a copy failed; nothing incomplete has the final name.
+    """
+    if plan.local:
+        return
+    missing = missing_trees(facts, paths)
+    labels = {f"{host} {path}": (host, path) for host, path in missing}
+
+    def copy(label: str) -> None:
+        host, path = labels[label]
+        send_tree(path, fleet, host, path, lambda sent: tell(host, path, sent))
+
+    run_on_all(list(labels), copy, fan_out=COPIES_AT_ONCE).all_good()
+
+
+def tree_bytes(path: str) -> int:
+    """Bytes of a file, or of all files of a folder."""
+    if os.path.isfile(path):  # noqa: PTH113  a str all the way
+        return Path(path).stat().st_size
+    return sum(entry.stat().st_size for entry in Path(path).rglob("*") if entry.is_file())
+
+
+def send_tree(source: str, fleet: Fleet, host: str, target: str, tell: Callable[[int], None]) -> None:
+    """Copy one file or folder of this machine to ``target`` on a host, where nothing may be yet.
+
+    Raises:
+        SyncError: it did not arrive.
+    """
+    name = Path(source)
+    argv = (
+        "tar",
+        "-chf",
+        "-",
+        "-C",
+        str(name.parent),
+        f"--transform=flags=r;s,^{_escape(name.name)},x,",
+        "--",
+        name.name,
+    )
+    reader = subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=login_env(), start_new_session=True
+    )
+    writer = fleet[host].bulk(("/bin/sh", "-c", _RECEIVE, "sh", target))
+    try:
+        _pump(reader, writer, tell)
+        problem = _outcome(reader, writer)
+    finally:
+        for process in (reader, writer):
+            if process.poll() is None:
+                kill_group(process)
+    if problem:
+        raise SyncError(
+            f"{source} did not arrive at {target}: {problem}", where=host, fix=f"ssh -- {host} df -h {target}"
+        )
+
+
+def _escape(text: str) -> str:
+    return "".join(f"\\{char}" if char in ".*[]^$\\,/&" else char for char in text)
+
+
+def _pump(reader: subprocess.Popen[bytes], writer: subprocess.Popen[bytes], tell: Callable[[int], None]) -> None:
+    sent = 0
+    if reader.stdout is None or writer.stdin is None:
+        raise AssertionError("both processes have pipes")
+    try:
+        while block := reader.stdout.read(BLOCK):
+            writer.stdin.write(block)
+            sent += len(block)
+            tell(sent)
+        writer.stdin.close()
+    except BrokenPipeError:
+        kill_group(reader)
+
+
+def _outcome(reader: subprocess.Popen[bytes], writer: subprocess.Popen[bytes]) -> str | None:
+    stderr = writer.stderr.read().decode("utf-8", "replace").strip() if writer.stderr else ""
+    code = writer.wait()
+    if code != 0:
+        return stderr.splitlines()[-1] if stderr else f"exit code {code}"
+    if reader.wait() != 0:
+        return "the source changed or could not be read"
+    return None
+
+
+def fetch_tree(fleet: Fleet, host: str, source: str, target: Path, tell: Callable[[int], None]) -> None:
+    """Copy a folder of a host to ``target`` here, complete or not at all.
+
+    Raises:
+        SyncError: it did not arrive.
+        DiskError: it cannot be put there.
+    """
+    part = target.with_name(f".{target.name}.llmtrain-part.{os.getpid()}")
+    try:
+        part.mkdir(parents=True)
+        reader = fleet[host].bulk(("tar", "-cf", "-", "-C", source, "."))
+        writer = subprocess.Popen(
+            ["tar", "-xf", "-", "-C", str(part)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        if reader.stdin:
+            reader.stdin.close()
+        _pump(reader, writer, tell)
+        problem = _outcome(reader, writer)
+        if problem:
+            raise SyncError(f"{source} did not arrive: {problem}", where=host, fix=f"df -h {target.parent}")
+        part.rename(target)
+    except OSError as error:
+        raise DiskError(f"the model cannot be put there: {error.strerror}", where=str(target), fix="df -h") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def remove(plan: LaunchPlan, fleet: Fleet, *, names: Sequence[str], keep: Sequence[str] = ()) -> None:
+    """Remove the run folder from hosts, but for the named entries; a host that does not answer is left as it is."""
+    own = {host.name: host.own_dir for host in plan.hosts}
+    keepers = [part for name in keep for part in ("!", "-name", name)]
+
+    def clean(name: str) -> None:
+        folder = own[name]
+        find = ("find", folder, "-mindepth", "1", "-maxdepth", "1", *keepers, "-exec", "rm", "-rf", "{}", "+")
+        fleet[name].run(Command(argv=find, timeout_s=60))
+        fleet[name].run(Command(argv=("rmdir", folder)))
+        if str(plan.run_dir) != folder:
+            fleet[name].run(Command(argv=("rm", "-f", str(plan.run_dir))))
+
+    run_on_all(list(names), clean)
+
+
+if TYPE_CHECKING:
+    _Tell = Callable[[str, str, int], None]

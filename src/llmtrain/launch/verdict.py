@@ -1,0 +1,160 @@
+"""What happened: from the ranks' own records to one sentence, an exit code and the first failure. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from llmtrain.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_CONSEQUENT = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|Socket closed|recv\(\)|NCCL.*(remote|unhandled system|abort)"
+    r"|ProcessGroup|Watchdog|TCPStore|store->get|gloo.*(peer|timeout|timed out)|Application timeout|DistBackendError"
+    r"|DistNetworkError|rendezvous",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Errors that a rank gets because another one is gone."""
+_DISK = re.compile(r"No space left on device|unexpected pos \d+ vs|iostream error|Disk quota exceeded|ENOSPC")
+"""torch hides a full disk behind two of these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The failure that came first."""
+
+    host: str | None
+    """Where; None for the head."""
+    rank: int | None
+    """Which rank; None where it is not about one."""
+    cause: str
+    """For scripts: crash, killed, out-of-memory, disk-full, nonfinite, host-lost, launcher, world-size, start."""
+    message: str
+    """One line for people."""
+    where: str | None = None
+    """File and line in the code that failed."""
+    tail: str | None = None
+    """The last lines it printed."""
+    advice: str | None = None
+    """What to do about this cause."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a run ended; what outcome.json and ``--json`` hold."""
+
+    ok: bool
+    """Every rank has a done record and the model has arrived."""
+    exit_code: int
+    """Exit code of the command."""
+    run_dir: str
+    """The run's folder on the head."""
+    reason: str
+    """One sentence."""
+    first_failure: Failure | None = None
+    """What failed first."""
+    last_step: int = 0
+    """Optimizer steps done."""
+    final_loss: float | None = None
+    """Mean loss of the last step."""
+    output: str | None = None
+    """Where the tuned model is."""
+    leftovers: dict[str, list[int]] = field(default_factory=dict)
+    """Host -> pids that could not be verified gone."""
+    unverified: tuple[str, ...] = ()
+    """Hosts that did not answer when the run was stopped; their guardian ends the run when its lease runs out."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, in the order of the fields."""
+        return {**asdict(self), "exit_code": int(self.exit_code), "unverified": list(self.unverified)}
+
+
+def is_consequent(record: Mapping[str, Any]) -> bool:
+    """Whether a rank's failure is what one sees when another rank has failed."""
+    error = record.get("error") or {}
+    if error.get("type") == "Stopped":
+        return True
+    return bool(_CONSEQUENT.search(f"{error.get('type')} {error.get('message')}"))
+
+
+def choose_first(records: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[str, Mapping[str, Any]] | None:
+    """The failure that started it: the first that is not a consequence, else the first.
+
+    Args:
+        records: (host, done record) of failed ranks, in the order they arrived.
+    """
+    own = [item for item in records if not is_consequent(item[1])]
+    ordered = own or list(records)
+    return ordered[0] if ordered else None
+
+
+def explain(host: str, record: Mapping[str, Any]) -> tuple[Failure, ExitCode]:
+    """A rank's done record in plain words, and the exit code for it."""
+    error = record.get("error") or {}
+    kind, message = str(error.get("type")), str(error.get("message") or "")
+    text = f"{message}\n{error.get('tail') or ''}"
+    cause, code, advice = "crash", ExitCode.RANK_FAILED, None
+    if kind in {"OutOfMemory", "HostOutOfMemory"}:
+        cause, code = "out-of-memory", ExitCode.OUT_OF_MEMORY
+        advice = "lower batch.micro or data.max_length, or offload more (--config zero3-offload)"
+    elif _DISK.search(text):
+        cause, code, advice = "disk-full", ExitCode.DISK, f"free space on {host}, or set node_dir to another disk"
+    elif kind == "NonFinite":
+        cause, advice = "nonfinite", "lower training.learning_rate, or look at the data around that step"
+    elif kind == "Killed":
+        cause = "killed"
+        if record.get("signal") == 9:
+            advice = f"if nobody killed it, the kernel did, for memory: ssh -- {host} dmesg | grep -i oom"
+    failure = Failure(
+        host=host,
+        rank=record.get("rank"),
+        cause=cause,
+        message=message.strip().splitlines()[0] if message.strip() else kind,
+        where=error.get("where"),
+        tail=error.get("tail"),
+        advice=advice,
+    )
+    return failure, code
+
+
+def host_lost(host: str) -> tuple[Failure, ExitCode]:
+    """A host that no longer answers."""
+    advice = f"see whether it is up: ping {host}; its ranks end by themselves when the lease runs out"
+    return (
+        Failure(host=host, rank=None, cause="host-lost", message="the host no longer answers", advice=advice),
+        ExitCode.HOST_LOST,
+    )
+
+
+def launcher_died(code: int, tail: str) -> tuple[Failure, ExitCode]:
+    """DeepSpeed's runner or pdsh ended while ranks were still running, or before they started."""
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    failure = Failure(
+        host=None,
+        rank=None,
+        cause="launcher",
+        message=f"DeepSpeed's launcher {how} before every rank was done",
+        tail=tail,
+        advice="see logs/launcher.log in the run folder",
+    )
+    return failure, ExitCode.LAUNCHER
+
+
+def wrong_world(host: str, rank: int, planned: int, actual: int) -> tuple[Failure, ExitCode]:
+    """Ranks that would train apart from each other."""
+    message = f"{planned} ranks are planned, but this one was started as one of {actual}"
+    advice = "report this with the run folder: llmtrain and DeepSpeed disagree about the hostfile"
+    return Failure(host=host, rank=rank, cause="world-size", message=message, advice=advice), ExitCode.LAUNCHER
+
+
+def not_started(ranks: Sequence[int], seconds: float, tail: str) -> tuple[Failure, ExitCode]:
+    """Ranks that never wrote a record."""
+    listed = ", ".join(map(str, ranks[:8]))
+    message = f"rank {listed} did not start within {seconds:.0f} s"
+    advice = "see logs/launcher.log in the run folder"
+    return Failure(
+        host=None, rank=ranks[0], cause="start", message=message, tail=tail, advice=advice
+    ), ExitCode.LAUNCHER

@@ -1,0 +1,257 @@
+"""Watch a run: guardians on every host, one state on the head, and a verified end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from llmtrain.errors import ExitCode, HostError
+from llmtrain.launch import verdict
+
+if TYPE_CHECKING:
+    from llmtrain.cluster.fleet import Channel, Fleet
+    from llmtrain.launch.execute import Launcher
+    from llmtrain.launch.prepare import LaunchPlan
+    from llmtrain.launch.rundir import RunDir
+
+LEASE_S = 120.0
+"""Seconds without a sign from the head after which a guardian ends its host's ranks."""
+PING_S = 2.0
+LOST_S = 25.0
+"""Seconds without an answer after which a host counts as lost; a link may be gone for a few."""
+START_S = 180.0
+SETTLE_S = 1.5
+"""Time given to other ranks to report their own failure, so that the first cause is among them."""
+STOP_S = 12.0
+
+Event = tuple[str, dict[str, Any]]
+Tell = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass
+class State:
+    """What is known about the run."""
+
+    started: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Rank -> its start record."""
+    beats: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Rank -> last heartbeat."""
+    done: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Rank -> done record."""
+    failed: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """(host, done record) of failures in order of arrival."""
+    stopped: dict[str, list[int]] = field(default_factory=dict)
+    """Host -> pids left, once its guardian has ended everything."""
+    lost: list[str] = field(default_factory=list)
+    """Hosts whose guardian is out of reach."""
+    last_step: int = 0
+    final_loss: float | None = None
+    noted: list[tuple[verdict.Failure, ExitCode]] = field(default_factory=list)
+    """Failures that no rank reported, in order."""
+
+
+class Watch:
+    """The guardians of a run and what they report."""
+
+    def __init__(self, plan: LaunchPlan, fleet: Fleet, run_dir: RunDir, tell: Tell) -> None:
+        self.plan = plan
+        self.fleet = fleet
+        self.run_dir = run_dir
+        self.tell = tell
+        self.state = State()
+        self.events: queue.Queue[Event] = queue.Queue()
+        self.channels: dict[str, Channel] = {}
+        self.heard: dict[str, float] = {}
+        self.last_ping = 0.0
+
+    def open(self) -> None:
+        """Start a guardian on every host.
+
+        Raises:
+            HostError: one could not be started.
+        """
+        for host in self.plan.hosts:
+            script = self.plan.run_dir / "code/llmtrain/train/guardian.py"
+            argv = (host.python, "-I", "-u", script, str(self.plan.run_dir), self.plan.run_id, str(LEASE_S))
+            channel = self.fleet[host.name].start(argv)
+            self.channels[host.name] = channel
+            self.heard[host.name] = time.monotonic()
+            threading.Thread(target=self._listen, args=(host.name, channel), daemon=True).start()
+        deadline = time.monotonic() + 30
+        waiting = set(self.channels)
+        while waiting:
+            name, event = self._next(max(0.0, deadline - time.monotonic()))
+            if event.get("event") == "hello":
+                waiting.discard(name)
+            elif event.get("event") in {"end", "silence"}:
+                names = ", ".join(sorted(waiting))
+                raise HostError("the guardian did not start", where=names, fix=f"ssh -- {min(waiting)} true")
+
+    def _listen(self, name: str, channel: Channel) -> None:
+        rest = b""
+        while data := channel.read():
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                with contextlib.suppress(ValueError):
+                    self.events.put((name, json.loads(line)))
+        self.events.put((name, {"event": "end"}))
+
+    def _next(self, timeout_s: float) -> Event:
+        try:
+            return self.events.get(timeout=timeout_s)
+        except queue.Empty:
+            return "", {"event": "silence"}
+
+    def run(self, launcher: Launcher, stop_asked: threading.Event) -> None:
+        """Watch until every rank is done, something failed, or a stop is asked for."""
+        begun = time.monotonic()
+        first_failure: float | None = None
+        while not stop_asked.is_set():
+            self._ping()
+            self._take(0.2)
+            launcher.note()
+            if len(self.state.done) == self.plan.world_size and not self.state.failed:
+                return
+            self._notice(launcher, time.monotonic() - begun)
+            if self.state.failed or self.state.noted:
+                first_failure = first_failure or time.monotonic()
+                if time.monotonic() - first_failure > SETTLE_S:
+                    return
+
+    def _take(self, timeout_s: float) -> None:
+        """Handle what has arrived, waiting a little for the first of it."""
+        name, event = self._next(timeout_s)
+        while event["event"] != "silence":
+            self.heard[name] = time.monotonic()
+            self._handle(name, event)
+            name, event = self._next(0)
+
+    def _handle(self, host: str, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "text":
+            self._write_text(event["file"], event["data"])
+        elif kind == "ranks":
+            self._rank_started(host, event["record"])
+        elif kind == "beat":
+            self._beat(host, event["record"])
+        elif kind == "done":
+            record = event["record"]
+            self.state.done[record["rank"]] = record
+            if not record["ok"]:
+                self.state.failed.append((host, record))
+        elif kind == "gone":
+            record = {
+                "rank": event["rank"],
+                "ok": False,
+                "error": {"type": "Killed", "message": "rank and leash are gone"},
+            }
+            self.state.failed.append((host, {**record, "signal": 9}))
+        elif kind == "stopped":
+            self.state.stopped[host] = [item["pid"] for item in event["left"]]
+        elif kind == "end" and host not in self.state.stopped and host not in self.state.lost:
+            self._lose(host)
+
+    def _lose(self, host: str) -> None:
+        self.state.lost.append(host)
+        self.state.noted.append(verdict.host_lost(host))
+
+    def _rank_started(self, host: str, record: dict[str, Any]) -> None:
+        rank, actual = record["rank"], record["world_size"]
+        if actual != self.plan.world_size:
+            self.state.noted.append(verdict.wrong_world(host, rank, self.plan.world_size, actual))
+        self.state.started[rank] = record
+        if len(self.state.started) == self.plan.world_size:
+            self.tell("ranks", {"world_size": self.plan.world_size})
+
+    def _beat(self, host: str, record: dict[str, Any]) -> None:
+        before = self.state.beats.get(record["rank"], {}).get("phase")
+        self.state.beats[record["rank"]] = record
+        self.state.last_step = max(self.state.last_step, record["step"])
+        if record["phase"] != before and record["rank"] == 0:
+            self.tell("phase", {"phase": record["phase"], "host": host})
+
+    def _write_text(self, name: str, text: str) -> None:
+        data = text.encode("utf-8", "surrogateescape")
+        if name == "metrics.jsonl":
+            with self.run_dir.metrics.open("ab") as stream:
+                stream.write(data)
+            for line in data.splitlines():
+                self._metric(line)
+            return
+        with (self.run_dir.logs / name).open("ab") as stream:
+            stream.write(data)
+
+    def _metric(self, line: bytes) -> None:
+        try:
+            values = json.loads(line)
+        except ValueError:
+            return
+        if "loss" in values:
+            self.state.last_step = max(self.state.last_step, values["step"])
+            self.state.final_loss = values["loss"]
+        self.tell("metrics", values)
+
+    def _ping(self) -> None:
+        now = time.monotonic()
+        if now - self.last_ping < PING_S:
+            return
+        self.last_ping = now
+        for name in self.channels:
+            self._send(name, {"ping": int(now)})
+            silent = now - self.heard[name]
+            if silent > LOST_S and name not in self.state.lost and name not in self.state.stopped:
+                self._lose(name)
+
+    def _send(self, name: str, command: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            self.channels[name].write(json.dumps(command).encode() + b"\n")
+
+    def _notice(self, launcher: Launcher, elapsed_s: float) -> None:
+        """Failures that no rank can report."""
+        code = launcher.poll()
+        if code is not None and len(self.state.done) < self.plan.world_size and not self.state.failed:
+            self._drain(3.0)
+            if len(self.state.done) < self.plan.world_size and not (self.state.failed or self.state.noted):
+                self.state.noted.append(verdict.launcher_died(code, self._launcher_tail()))
+        waiting = [rank for rank in range(self.plan.world_size) if rank not in self.state.started]
+        if waiting and elapsed_s > START_S and not self.state.noted:
+            self.state.noted.append(verdict.not_started(waiting, START_S, self._launcher_tail()))
+
+    def _drain(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and len(self.state.done) < self.plan.world_size:
+            self._take(0.1)
+
+    def _launcher_tail(self) -> str:
+        try:
+            lines = self.run_dir.launcher_log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join(lines[-12:])
+
+    def close(self, launcher: Launcher, *, grace_s: float) -> None:
+        """End every process of the run, on the head and on every host that answers, and learn what is left."""
+        for name in self.channels:
+            self._send(name, {"stop": grace_s})
+        if grace_s:
+            launcher.end()
+        deadline = time.monotonic() + grace_s + STOP_S
+        while time.monotonic() < deadline:
+            waiting = [name for name in self.channels if name not in self.state.stopped and name not in self.state.lost]
+            if not waiting:
+                break
+            self._take(0.1)
+        launcher.end()
+        for channel in self.channels.values():
+            channel.close()
+
+    @property
+    def unverified(self) -> tuple[str, ...]:
+        """Hosts that did not confirm that everything is gone."""
+        return tuple(name for name in self.channels if name not in self.state.stopped)
