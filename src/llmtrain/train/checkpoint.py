@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import struct
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.errors import DiskError, InputFileError, RankFailedError
-from llmtrain.train.records import SCHEMA, write_json
+from llmtrain.process import write_json
+from llmtrain.train.records import SCHEMA
 
 if TYPE_CHECKING:
     from llmtrain.train.crew import Crew
@@ -65,16 +67,18 @@ def _write_shared_files(trainer: Any, run: RankRun, partial: Path, tag: str) -> 
         torch.save(trainer.lr_scheduler.state_dict(), partial / SCHEDULER_NAME)
     trainer.state.save_to_json(str(partial / TRAINER_STATE_NAME))
     (partial / "latest").write_text(tag, encoding="utf-8")
-    note = {
-        "schema": SCHEMA,
-        "run_id": run.run_id,
-        "step": trainer.state.global_step,
+    note = {"schema": SCHEMA, "run_id": run.run_id, "step": trainer.state.global_step, **_shape(run)}
+    write_json(partial / NOTE, note)
+
+
+def _shape(run: RankRun) -> dict[str, int]:
+    """What must be the same for a run to go on from another's checkpoint with the same data order."""
+    return {
         "world_size": run.world_size,
         "zero_stage": run.deepspeed.get("zero_optimization", {}).get("stage", 0),
         "batch_global": run.batch.global_size,
         "seed": run.training.seed,
     }
-    write_json(partial / NOTE, note)
 
 
 def _prune(checkpoints: Path) -> None:
@@ -99,8 +103,7 @@ def check_resume(run: RankRun) -> Path | None:
             where=str(directory),
             fix="name a folder like checkpoints/step-000100 that exists on every host",
         ) from None
-    now = {"world_size": run.world_size, "batch_global": run.batch.global_size, "seed": run.training.seed}
-    for key, value in now.items():
+    for key, value in _shape(run).items():
         if note.get(key) != value:
             raise InputFileError(
                 f"training.resume: the checkpoint has {key} {note.get(key)}, this run has {value}",
@@ -168,15 +171,13 @@ def write_model(
     partial = run.output.with_name(f".{run.output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     _check_space(partial.parent, sum(tensor.numel() * tensor.element_size() for tensor in weights.values()))
-    count = len({id(tensor) for tensor in weights.values()})
-    elements = sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in weights.values()}.values())
     base = Path(run.model.path)
     _restore_configs(model, base)
     model.save_pretrained(partial, state_dict=weights)
     tokenizer.save_pretrained(partial)
     _finish_configs(partial, base, "float32" if run.model.dtype == "fp32" else "bfloat16", stop_tokens)
     (partial / "README.md").write_text(card, encoding="utf-8")
-    _compare_tensors(partial, base, model.base_model_prefix, count=count, elements=elements)
+    _compare_tensors(partial, base, model)
     _open_to_readers(partial)
     if run.output.is_dir():
         run.output.rmdir()  # checked to be empty before the training
@@ -230,32 +231,28 @@ def _write_pretty(path: Path, document: dict[str, Any]) -> None:
     path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _compare_tensors(partial: Path, base: Path, prefix: str, *, count: int, elements: int) -> None:
+def _compare_tensors(partial: Path, base: Path, model: Any) -> None:
     """The written tensors must be those of the base model, or at least as many numbers as were trained.
 
     The second measure is for bases whose files name tensors in an older way, which transformers renames on loading.
     """
-    written, original = read_tensor_shapes(partial), read_tensor_shapes(base)
-    if _plain_names(written, prefix) == _plain_names(original, prefix):
-        return
-    if len(written) >= count and sum(_size(shape) for shape in written.values()) == elements:
-        return
-    missing = sorted(_plain_names(original, prefix).keys() - _plain_names(written, prefix).keys())
-    raise RankFailedError(
-        f"the written model has {len(written)} tensors, {count} were trained; missing, for example: {missing[:3]}",
-        where=str(partial),
+    prefix = f"{model.base_model_prefix}."
+    shapes = read_tensor_shapes(partial)
+    written, original = (
+        {name.removeprefix(prefix): shape for name, shape in found.items()}
+        for found in (shapes, read_tensor_shapes(base))
     )
-
-
-def _plain_names(shapes: dict[str, tuple[int, ...]], prefix: str) -> dict[str, tuple[int, ...]]:
-    return {name.removeprefix(f"{prefix}."): shape for name, shape in shapes.items()}
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
+    if written == original:
+        return
+    # ds_numel: what ZeRO-3 has divided says how large it is as a whole.
+    trained = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
+    numbers = sum(math.prod(shape) for shape in shapes.values())
+    if numbers < trained:
+        missing = sorted(original.keys() - written.keys())
+        raise RankFailedError(
+            f"the written model has {numbers} parameters, {trained} were trained; missing, for example: {missing[:3]}",
+            where=str(partial),
+        )
 
 
 def read_tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
