@@ -10,6 +10,7 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any
 
 from tests.lab.model import LabError, LabOptions
@@ -137,9 +138,13 @@ class LabState:
 
     def is_dead(self) -> bool:
         """Whether nobody will take this lab down any more."""
-        if not (self.root / "lab.json").exists():
-            return time.time() - self.root.stat().st_mtime > HALF_MADE_S
-        owner = self.owner()
+        try:
+            age = time.time() - self.root.stat().st_mtime
+            if not (self.root / "lab.json").exists():
+                return age > HALF_MADE_S
+            owner = self.owner()
+        except FileNotFoundError:  # somebody is taking it down right now
+            return False
         if owner is not None:
             return not owner.alive()
         switch = Identity.read(self.switch)
@@ -157,8 +162,16 @@ class LabState:
 
 def list_states() -> list[LabState]:
     """All labs on this machine."""
-    roots = [path for path in PARENT.glob(f"{PREFIX}*") if path.is_dir() and not path.is_symlink()]
-    return [LabState(root) for root in sorted(roots) if root.stat().st_uid == os.getuid()]
+    return [LabState(path) for path in sorted(PARENT.glob(f"{PREFIX}*")) if is_own_folder(path)]
+
+
+def is_own_folder(path: Path) -> bool:
+    """Whether it is a real folder that this user made; anybody may write where labs lie."""
+    try:
+        stat = path.lstat()
+    except FileNotFoundError:
+        return False
+    return S_ISDIR(stat.st_mode) and stat.st_uid == os.getuid()
 
 
 def claim(state: LabState) -> int | None:
