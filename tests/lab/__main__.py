@@ -9,10 +9,9 @@ import os
 import sys
 from collections.abc import Callable
 
-from tests.lab.fixtures import default_shares
 from tests.lab.hosts import ENVIRON
 from tests.lab.lab import Lab
-from tests.lab.life import remove_dead_labs, require_root_and_tools
+from tests.lab.life import default_shares, remove_dead_labs, require_root_and_tools
 from tests.lab.model import LabError, LabOptions
 from tests.lab.state import list_states
 

@@ -7,27 +7,15 @@ likes. Override `lab_options` in a conftest.py to share more or to give the host
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from tests.lab.lab import Lab
+from tests.lab.life import default_shares
 from tests.lab.model import LabOptions
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 LabFactory = Callable[..., Lab]
 _labs: list[Lab] = []
-
-
-def default_shares() -> tuple[str, ...]:
-    """This checkout, the environment the tests run in, and the Python under it.
-
-    More in LLMTRAIN_LAB_SHARE, colon-separated.
-    """
-    more = [path for path in os.environ.get("LLMTRAIN_LAB_SHARE", "").split(":") if path]
-    return (str(CHECKOUT), sys.prefix, sys.base_prefix, *more)
 
 
 @pytest.fixture(scope="session")

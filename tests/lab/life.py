@@ -18,9 +18,19 @@ from tests.lab.state import LabState, claim, list_states
 TOOLS = ("cp", "ip", "nft", "nsenter", "pdsh", "ssh", "ssh-keygen", "sshd", "tc", "unshare")
 INSTALL = "apt-get install -y iproute2 nftables openssh-client openssh-server pdsh util-linux"
 NAMESPACES = ("--net", "--mount", "--uts", "--ipc", "--pid")
+CHECKOUT = Path(__file__).resolve().parents[2]
 NODE_PROGRAM = Path(__file__).with_name("node.py")
 BOOT_S = 30.0
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
+
+
+def default_shares() -> tuple[str, ...]:
+    """This checkout, the environment that runs, and the Python under it.
+
+    More in LLMTRAIN_LAB_SHARE, colon-separated.
+    """
+    more = [path for path in os.environ.get("LLMTRAIN_LAB_SHARE", "").split(":") if path]
+    return (str(CHECKOUT), sys.prefix, sys.base_prefix, *more)
 
 
 def require_root_and_tools() -> None:
