@@ -8,6 +8,7 @@ OPS_DIR is a TORCH_EXTENSIONS_DIR with DeepSpeed's compiled kernels; each host g
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import statistics
@@ -65,7 +66,7 @@ def main(model: str, ops: str) -> None:
         for step, loss in enumerate(losses, start=1):
             print(f"step {step:3}  loss {loss:.3f}")
         stamps = [row["time"] for row in metrics if "loss" in row]
-        pauses = [after - before for before, after in zip(stamps, stamps[1:], strict=False)]
+        pauses = [after - before for before, after in itertools.pairwise(stamps)]
         print(f"exit {outcome['exit_code']}, {seconds:.0f} s in all, median {statistics.median(pauses):.1f} s a step")
         print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, ratio {losses[-1] / losses[0]:.2f}")
         print(f"{question}\n  before: {answer(Path(model), question)}\n  after:  {answer(tuned, question)}")

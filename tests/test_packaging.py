@@ -21,7 +21,13 @@ def test_wheel_holds_everything_a_user_needs(tmp_path):
     assert any(name.endswith("licenses/LICENSE") for name in names)
     code = "import llmtrain.cli, llmtrain.spec.presets as p; print(llmtrain.__file__); print(*p.preset_names())"
     done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": str(target)}, cwd="/", capture_output=True, text=True
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(target)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
+        check=True,
     )
     where, presets = done.stdout.splitlines()
     assert where.startswith(str(target))
