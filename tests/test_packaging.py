@@ -27,7 +27,6 @@ def test_wheel_holds_everything_a_user_needs(tmp_path):
         capture_output=True,
         text=True,
         check=True,
-        check=True,
     )
     where, presets = done.stdout.splitlines()
     assert where.startswith(str(target))
