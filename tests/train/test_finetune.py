@@ -123,7 +123,7 @@ def test_output_is_what_was_trained(two_ranks, name):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     run = two_ranks[0][name]
-    model, loading = AutoModelForCausalLM.from_pretrained(run.dir / "output", output_loading_info=True)
+    model, loading = AutoModelForCausalLM.from_pretrained(run.dir / "output", dtype="auto", output_loading_info=True)
     assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     dtype = torch.bfloat16 if name == "bf16" else torch.float32
     assert model.dtype == dtype
@@ -200,9 +200,9 @@ def test_loss_that_is_no_number(one_rank):
 
 
 def test_gradients_that_stay_infinite(one_rank):
-    """A run in which DeepSpeed only skips steps ends instead of running on for nothing."""
+    """A run in which DeepSpeed only skips steps (or, before 0.17, the loss is soon NaN) ends before its time."""
     run = one_rank[0]["stuck"]
-    assert run.done()["error"]["type"] == "NonFiniteGradientsError"
+    assert run.done()["error"]["type"] in {"NonFiniteGradientsError", "NonFiniteLossError"}
     assert run.done()["step"] < 20
 
 
