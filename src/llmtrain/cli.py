@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from llmtrain import __version__
+from llmtrain.cli_check import register as register_check
 from llmtrain.errors import ExitCode, LlmtrainError, UsageError
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", he
 Envs = Annotated[list[str] | None, typer.Option("--env", metavar="K=V", help="Variable of the ranks.")]
 EnvFile = Annotated[str | None, typer.Option("--env-file", metavar="F", help="File of variables, for secrets.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, all else on stderr.")]
+SkipChecks = Annotated[
+    list[str] | None, typer.Option("--skip-check", metavar="NAMES", help="Go on although these checks fail.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show all that would happen, and stop.")]
 
 
@@ -80,10 +84,12 @@ def launch(
     sets: Sets = None,
     envs: Envs = None,
     env_file: EnvFile = None,
+    skip_check: SkipChecks = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a model over the hosts of a hostfile."""
+    from llmtrain.cluster.findings import parse_names
     from llmtrain.launch.job import Selection
     from llmtrain.launch.run import launch as run_launch
     from llmtrain.launch.verdict import Outcome
@@ -92,7 +98,12 @@ def launch(
 
     options = _options(hosts, config, model, data, output, env_file)
     selection = Selection(
-        include=include, exclude=exclude, num_hosts=num_hosts, master_addr=master_addr, master_port=master_port
+        include=include,
+        exclude=exclude,
+        num_hosts=num_hosts,
+        master_addr=master_addr,
+        master_port=master_port,
+        skip_checks=parse_names(skip_check or (), option="--skip-check"),
     )
     spec = _read(run_file, options, sets, envs)
     live = Live()
@@ -176,6 +187,9 @@ def _finish(document: dict[str, Any] | None, code: int) -> NoReturn:
     if document is not None:
         sys.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
     raise typer.Exit(code)
+
+
+register_check(app)
 
 
 def main() -> None:

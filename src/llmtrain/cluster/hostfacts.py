@@ -97,7 +97,7 @@ def packages() -> Dict[str, Optional[str]]:
     for name in PACKAGES:
         try:
             versions[name] = version(name)
-        except PackageNotFoundError:
+        except (PackageNotFoundError, TypeError, KeyError):  # the last two: a folder of it is left, without its data
             versions[name] = None
     return versions
 
@@ -157,21 +157,25 @@ def disk(path: str) -> Json:
     }
 
 
-def file_digest(path: str, size: int) -> str:
-    """SHA-256 of the size and of three samples: enough to tell copies apart, quick for 100 GB."""
+def file_digest(path: str, size: int, deep: bool = False) -> str:
+    """SHA-256 of the size and of three samples: enough to tell copies apart, quick for 100 GB. Of all, if deep."""
     digest = hashlib.sha256(str(size).encode())
     with open(path, "rb") as stream:
+        if deep:
+            for block in iter(lambda: stream.read(SAMPLE), b""):
+                digest.update(block)
+            return digest.hexdigest()
         for offset in sorted({0, max(0, size // 2 - SAMPLE // 2), max(0, size - SAMPLE)}):
             stream.seek(offset)
             digest.update(stream.read(SAMPLE))
     return digest.hexdigest()
 
 
-def tree_digest(path: str) -> Json:
+def tree_digest(path: str, deep: bool = False) -> Json:
     """What stands at ``path``: ``{"kind", "files": {relative path: [size, sampled digest]}}``."""
     if os.path.isfile(path):
         size = os.path.getsize(path)
-        return {"kind": "file", "files": {"": [size, file_digest(path, size)]}}
+        return {"kind": "file", "files": {"": [size, file_digest(path, size, deep)]}}
     if not os.path.isdir(path):
         return {"kind": "missing", "files": {}}
     files = {}
@@ -180,7 +184,7 @@ def tree_digest(path: str) -> Json:
             full = os.path.join(folder, name)
             if os.path.isfile(full):
                 size = os.path.getsize(full)
-                files[os.path.relpath(full, path)] = [size, file_digest(full, size)]
+                files[os.path.relpath(full, path)] = [size, file_digest(full, size, deep)]
     return {"kind": "dir", "files": files}
 
 
@@ -235,10 +239,12 @@ def facts(request: Json) -> Json:
         "node_dir": disk(node_dir),
         "interfaces": interfaces(),
         "free_ports": free_ports(first, last, 4),
-        "trees": {path: tree_digest(path) for path in request.get("trees", ())},
+        "trees": {path: tree_digest(path, request.get("deep", False)) for path in request.get("trees", ())},
         "time": time.time(),
     }
 
 
-def answer(request: Json) -> None:
-    sys.stdout.write("\n%s%s%s\n" % (MARK, json.dumps(facts(request)), MARK))
+def answer(request: Json, more: Optional[Json] = None) -> None:
+    found = facts(request)
+    found["details"] = more
+    sys.stdout.write("\n%s%s%s\n" % (MARK, json.dumps(found), MARK))

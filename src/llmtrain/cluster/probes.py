@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.cluster import hostfacts
+from llmtrain.cluster import hostdetails, hostfacts
+from llmtrain.cluster.details import Details, parse_details
 from llmtrain.cluster.fleet import Command, Fleet, HostResults, Result, run_on_all
 from llmtrain.errors import HostError
 
@@ -94,6 +96,14 @@ class Facts:
     """Processor architecture."""
     noise: str
     """What shell start-up files printed around the answer."""
+    node_dir_free_inodes: int | None = None
+    """How many more files fit there; 0 where the file system does not count them."""
+    time: float | None = None
+    """Its clock, in seconds since 1970, when it answered."""
+    clock_skew_s: float | None = None
+    """Seconds its clock is certainly ahead of ours (behind, if negative): 0 within the time the answer took."""
+    details: Details = field(default_factory=Details)
+    """Limits, tools, drivers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,15 +118,24 @@ class FactsRequest:
     """Range to find free ports in."""
     trees: tuple[str, ...] = ()
     """Paths to digest."""
+    deep: bool = False
+    """Digest every byte of every file instead of samples."""
     timeout_s: float = 120.0
     """Deadline; digests of large trees read a few MiB of every file."""
 
 
+class InterpreterError(HostError):
+    """The interpreter of the ranks is missing, or gives no answer."""
+
+    check = "interpreter"
+    """Where it belongs among the findings."""
+
+
 def facts_command(request: FactsRequest) -> Command:
     """The command that asks a host for its facts."""
-    wanted = {"node_dir": request.node_dir, "ports": request.ports, "trees": request.trees}
-    source = Path(hostfacts.__file__).read_text(encoding="utf-8")
-    script = f"{source}\n\nanswer(json.loads({json.dumps(json.dumps(wanted))}))\n"
+    wanted = {"node_dir": request.node_dir, "ports": request.ports, "trees": request.trees, "deep": request.deep}
+    source = "\n".join(Path(str(part.__file__)).read_text(encoding="utf-8") for part in (hostfacts, hostdetails))
+    script = f"{source}\n\nrequest = json.loads({json.dumps(json.dumps(wanted))})\nanswer(request, details(request))\n"
     return Command(argv=(request.python, "-I", "-"), stdin=script.encode(), timeout_s=request.timeout_s)
 
 
@@ -130,12 +149,12 @@ def parse_facts(host: str, result: Result, *, python: str) -> Facts:
     match = re.search(f"{hostfacts.MARK}(.*){hostfacts.MARK}", text, re.DOTALL)
     if match is None:
         if result.code in {126, 127}:
-            raise HostError(
+            raise InterpreterError(
                 f"no interpreter {python}",
                 where=host,
                 fix="install the environment there (llmtrain launch --set environment=PREFIX names another one)",
             )
-        raise HostError(
+        raise InterpreterError(
             f"the interpreter {python} failed: {result.tail()}", where=host, fix=f"ssh -- {host} {python} -V"
         )
     return make_facts(host, json.loads(match[1]), noise=(text[: match.start()] + text[match.end() :]).strip())
@@ -162,7 +181,21 @@ def make_facts(host: str, answer: dict[str, Any], *, noise: str = "") -> Facts:
         glibc=answer["glibc"],
         machine=answer["machine"],
         noise=noise,
+        node_dir_free_inodes=answer["node_dir"].get("free_inodes"),
+        time=answer.get("time"),
+        details=parse_details(answer.get("details") or {}),
     )
+
+
+def clock_skew(there: float, asked: float, answered: float) -> float:
+    """Seconds a clock is certainly off, since it was read at some time between question and answer."""
+    return min(0.0, there - asked) if there < asked else max(0.0, there - answered)
+
+
+def ops_folder(facts: Facts) -> str:
+    """Where compiled operations lie on a host: apart for every combination of versions they depend on."""
+    versions = "-".join(str(facts.packages.get(name)) for name in ("torch", "deepspeed"))
+    return f"{facts.node_dir}/ops/py{facts.python}-{versions}"
 
 
 def examine(fleet: Fleet, requests: dict[str, FactsRequest]) -> HostResults[Facts]:
@@ -170,14 +203,19 @@ def examine(fleet: Fleet, requests: dict[str, FactsRequest]) -> HostResults[Fact
 
     def ask(name: str) -> Facts:
         request = requests[name]
-        return parse_facts(name, fleet[name].run(facts_command(request)), python=request.python)
+        asked = time.time()
+        result = fleet[name].run(facts_command(request))
+        facts = parse_facts(name, result, python=request.python)
+        if facts.time is None:
+            return facts
+        return replace(facts, clock_skew_s=clock_skew(facts.time, asked, time.time()))
 
     return run_on_all(list(fleet), ask)
 
 
-def read_tree(path: str) -> dict[str, Any]:
+def read_tree(path: str, *, deep: bool = False) -> dict[str, Any]:
     """The digest of a tree on this machine, comparable with :attr:`Facts.trees`."""
-    return hostfacts.tree_digest(str(Path(path).resolve()))
+    return hostfacts.tree_digest(str(Path(path).resolve()), deep)
 
 
 def same_machine(facts: Sequence[Facts]) -> list[tuple[str, str]]:

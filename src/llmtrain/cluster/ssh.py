@@ -39,9 +39,17 @@ def connect(name: str) -> SshTransport:
             return SshTransport(target, _open(target))
         except _BusyError as error:  # noqa: PERF203  a retry loop
             if attempt == ATTEMPTS:
-                raise HostError(str(error), where=name, fix=f"run: ssh -v -- {name} true") from None
+                raise SshError("ssh", str(error), where=name, fix=f"run: ssh -v -- {name} true") from None
             time.sleep(random.uniform(0.2, 0.6) * 2**attempt)  # noqa: S311  spreading retries needs no secrecy
     raise AssertionError("unreachable")
+
+
+class SshError(HostError):
+    """A host that cannot be entered; ``check`` says at which step, in the words of :data:`findings.CHECKS`."""
+
+    def __init__(self, check: str, error: str, *, where: str, fix: str) -> None:
+        super().__init__(error, where=where, fix=fix)
+        self.check = check
 
 
 class _BusyError(Exception):
@@ -103,13 +111,15 @@ def _socket(target: SshTarget) -> Any:
     try:
         sock = socket.create_connection((target.address, target.port), timeout=CONNECT_S)
     except socket.gaierror:
-        raise HostError(
+        raise SshError(
+            "dns",
             "the name does not resolve",
             where=target.name,
             fix=f"add {target.name} to /etc/hosts or DNS, or 'HostName ADDRESS' to ~/.ssh/config",
         ) from None
     except (TimeoutError, OSError) as error:
-        raise HostError(
+        raise SshError(
+            "connect",
             f"no connection to {target.address} port {target.port}: {error.strerror or 'timed out'}",
             where=target.name,
             fix=f"check that the host is up and sshd listens: ssh -v -- {target.name} true",
@@ -124,24 +134,28 @@ def _explain(error: Exception, target: SshTarget) -> Exception:  # noqa: PLR0911
     if isinstance(error, HostError):
         return error
     if isinstance(error, paramiko.BadHostKeyException):
-        return HostError(
+        return SshError(
+            "host-key",
             f"the host key has CHANGED: known {_print(error.expected_key)}, offered {_print(error.key)}",
             where=name,
             fix=f"ssh-keygen -R {shlex.quote(target.key_name)}  # only if the host was reinstalled",
         )
     if isinstance(error, _UnknownKeyError):
-        return HostError(f"the host key is unknown: {_print(error.key)}", where=name, fix=_trust(target))
+        return SshError("host-key", f"the host key is unknown: {_print(error.key)}", where=name, fix=_trust(target))
     if isinstance(error, paramiko.AuthenticationException):
         tried = ", ".join(target.identity_files) or "no key file"
         agent = " and the agent's keys" if target.use_agent else ""
-        return HostError(
-            f"login as {target.user} refused (tried {tried}{agent})", where=name, fix=f"ssh-copy-id -- {name}"
+        return SshError(
+            "login",
+            f"login as {target.user} refused (tried {tried}{agent})",
+            where=name,
+            fix=f"ssh-copy-id -- {name}",
         )
     text = str(error)
     if isinstance(error, (EOFError, ConnectionResetError)) or "banner" in text or "Connection reset" in text:
         return _BusyError(f"the host accepts connections but ssh does not answer ({text or 'closed'})")
     if isinstance(error, (paramiko.SSHException, OSError)):
-        return HostError(f"ssh failed: {text or type(error).__name__}", where=name, fix=f"ssh -v -- {name} true")
+        return SshError("ssh", f"ssh failed: {text or type(error).__name__}", where=name, fix=f"ssh -v -- {name} true")
     return error
 
 

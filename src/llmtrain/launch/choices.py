@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from llmtrain.cluster.probes import ops_folder
 from llmtrain.errors import PreflightError
 from llmtrain.spec.choice import Choice
 
@@ -146,7 +147,6 @@ def rank_env(
         hardware: what it computes on.
         run_id: the mark that every process of the run carries.
     """
-    versions = "-".join(str(facts.packages.get(name)) for name in ("torch", "deepspeed"))
     own = {
         **{name: value for name, value, _ in RANK_ENV},
         "LLMTRAIN_RUN_ID": run_id,
@@ -154,7 +154,7 @@ def rank_env(
         "NCCL_SOCKET_IFNAME": f"={interface}",
         "GLOO_SOCKET_IFNAME": interface,
         "OMP_NUM_THREADS": str(threads),
-        "TORCH_EXTENSIONS_DIR": f"{facts.node_dir}/ops/py{facts.python}-{versions}",
+        "TORCH_EXTENSIONS_DIR": ops_folder(facts),
     }
     if hardware.accelerator == "cpu":
         own["DS_ACCELERATOR"] = "cpu"

@@ -5,23 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.cluster.doctor import Finding, Needs, judge, refuse_failures, unreachable
+from llmtrain.cluster.doctor import judge
+from llmtrain.cluster.findings import CHECKS, Finding, refuse_failures, unreachable
 from llmtrain.cluster.fleet import Command, Fleet, Transport, run_on_all
 from llmtrain.cluster.links import measure_subnets
 from llmtrain.cluster.local import LocalTransport
 from llmtrain.cluster.network import NetworkChoice, choose_network
-from llmtrain.cluster.probes import Facts, FactsRequest, examine, read_tree
+from llmtrain.cluster.probes import Facts, examine, read_tree
+from llmtrain.launch.asking import facts_request, needs_of, wanted_network
+from llmtrain.launch.between import Between, examine_between
 from llmtrain.launch.choices import Hardware, choose_hardware
-from llmtrain.spec.runspec import parse_ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from llmtrain.launch.job import Job
     from llmtrain.spec.choice import Choice
-
-DEFAULT_PORTS = (20000, 29999)
-"""Below the range the kernel gives to outgoing connections, so that a free port stays free until it is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,42 +70,43 @@ def examine_hosts(job: Job, fleet: Fleet) -> Contact:
         PreflightError: it cannot; every reason is named.
     """
     trees = {} if job.local else {path: read_tree(path) for path in job.trees}
-    results = examine(fleet, {name: _request(job, name) for name in job.cluster.names})
-    findings = [
-        *unreachable(results.failed),
-        *judge(job.cluster, results.good, Needs(trees=trees, free_bytes=_space(job))),
-    ]
-    refuse_failures(findings)
+    asked = () if job.local else job.trees
+    results = examine(fleet, {name: facts_request(job.spec, name, asked) for name in job.cluster.names})
+    findings = unreachable(results.failed)
+    if results.good:
+        findings += judge(job.cluster, results.good, needs_of(job, results.good, trees))
+    skip = job.selection.skip_checks
+    refuse_failures(findings, skip=skip)
     facts = {name: results.good[name] for name in job.cluster.names}
-    items = list(facts.values())
-    wanted = {name: _wanted_network(job, name) for name in facts}
-    pythons = {name: job.python_on(name) for name in facts}
-    measured = {} if any(wanted.values()) else measure_subnets(fleet, items, pythons)
-    network = choose_network(items, wanted, measured)
-    hardware, choices = choose_hardware(job.spec, items, flash_imports=_flash_imports(job, fleet, facts))
+    network = _choose_network(job, fleet, facts)
+    findings += _examine_between(job, fleet, facts, network)
+    refuse_failures(findings, skip=skip)
+    hardware, choices = choose_hardware(job.spec, list(facts.values()), flash_imports=_flash_imports(job, fleet, facts))
     return Contact(
         facts=facts, network=network, hardware=hardware, choices=choices, warnings=tuple(findings), trees=trees
     )
 
 
-def _request(job: Job, name: str) -> FactsRequest:
-    own = job.spec.per_host.get(name)
-    return FactsRequest(
-        python=job.python_on(name),
-        node_dir=(own.node_dir if own else None) or job.spec.node_dir,
-        ports=parse_ports(job.spec.ports) if job.spec.ports else DEFAULT_PORTS,
-        trees=() if job.local else job.trees,
+def _choose_network(job: Job, fleet: Fleet, facts: Mapping[str, Facts]) -> NetworkChoice:
+    items = list(facts.values())
+    wanted = {name: wanted_network(job.spec, name) for name in facts}
+    pythons = {name: job.python_on(name) for name in facts}
+    measured = {} if any(wanted.values()) else measure_subnets(fleet, items, pythons)
+    return choose_network(items, wanted, measured)
+
+
+def _examine_between(job: Job, fleet: Fleet, facts: Mapping[str, Facts], network: NetworkChoice) -> list[Finding]:
+    """What takes two hosts to see; a recent pass is good enough, so that a restart does not wait."""
+    if job.local:
+        return []
+    hosts = Between(
+        facts=facts,
+        links=network.links,
+        pythons={name: job.python_on(name) for name in facts},
+        master_port=job.selection.master_port,
     )
-
-
-def _space(job: Job) -> int:
-    """The tuned model, and what is copied where it is missing, with a little room."""
-    return 2 * job.model.weight_bytes + job.data.bytes + (256 << 20)
-
-
-def _wanted_network(job: Job, name: str) -> str | None:
-    own = job.spec.per_host.get(name)
-    return (own.network if own else None) or job.spec.network
+    wanted = frozenset(CHECKS) - {"names"} - job.selection.skip_checks
+    return examine_between(fleet, hosts, wanted, use_passes=True)
 
 
 def _flash_imports(job: Job, fleet: Fleet, facts: Mapping[str, Facts]) -> bool:

@@ -36,6 +36,8 @@ class Selection:
     """``--master-addr``."""
     master_port: int | None = None
     """``--master-port``."""
+    skip_checks: frozenset[str] = frozenset()
+    """``--skip-check``: failures that do not stop the launch."""
 
 
 @dataclass(frozen=True, kw_only=True)

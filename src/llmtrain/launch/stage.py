@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import llmtrain
-from llmtrain.cluster.doctor import missing_trees
+from llmtrain.cluster.checks.files import missing_trees
 from llmtrain.cluster.fleet import Command, Fleet, run_on_all
 from llmtrain.cluster.local import kill_group, login_env
 from llmtrain.errors import DiskError, HostError, SyncError

@@ -1,0 +1,76 @@
+"""Checks between hosts, for ``launch`` and ``check`` alike: plain ssh, ports, names, shared folders."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmtrain.cluster.agree import check_agreement
+from llmtrain.cluster.checks.peers import judge_peers
+from llmtrain.cluster.findings import Finding, sort_findings, unreachable
+from llmtrain.cluster.peers import Peer, meet
+from llmtrain.launch.passes import cluster_key, read_pass, write_pass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from llmtrain.cluster.fleet import Fleet
+    from llmtrain.cluster.network import Link
+    from llmtrain.cluster.probes import Facts
+
+PEER_CHECKS = frozenset({"ports", "master-port", "names", "shared-dir", "mtu"})
+PASSED_CHECKS = (PEER_CHECKS - {"names"}) | {"ssh-agree"}
+"""What a pass is about; names do not concern a launch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Between:
+    """Hosts that answered, and where they meet."""
+
+    facts: Mapping[str, Facts]
+    """Host name -> facts, in rank order."""
+    links: Mapping[str, Link]
+    """Host name -> interface and address of the ranks; hosts without one are left out."""
+    pythons: Mapping[str, str]
+    """Host name -> interpreter."""
+    master_port: int | None = None
+    """The port where ranks meet, if the user chose one."""
+
+
+def examine_between(fleet: Fleet, hosts: Between, wanted: frozenset[str], *, use_passes: bool) -> list[Finding]:
+    """Log in by plain ssh and let the hosts look at each other, both at once.
+
+    Args:
+        fleet: open transports, all of them over SSH.
+        hosts: who and where.
+        wanted: names of the checks to be made.
+        use_passes: take a recent pass of the same hosts for an answer.
+    """
+    key = cluster_key(hosts.facts, hosts.links, (hosts.master_port,))
+    if use_passes and read_pass(key):
+        return []
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="agree") as pool:
+        agreement = pool.submit(check_agreement, list(hosts.facts) if "ssh-agree" in wanted else [])
+        findings = _look(fleet, hosts) if PEER_CHECKS & wanted else []
+        findings += agreement.result()
+    if wanted >= PASSED_CHECKS:
+        write_pass(key, passed=not any(finding.check in PASSED_CHECKS for finding in findings))
+    return sort_findings(finding for finding in findings if finding.check in wanted)
+
+
+def _look(fleet: Fleet, hosts: Between) -> list[Finding]:
+    peers = {name: _peer(hosts, name) for name in hosts.links}
+    if not peers:
+        return []
+    results = meet(fleet, peers, master_port=hosts.master_port)
+    return [
+        *unreachable(results.failed),
+        *judge_peers(hosts.facts, hosts.links, results.good, hosts.master_port),
+    ]
+
+
+def _peer(hosts: Between, name: str) -> Peer:
+    item, link = hosts.facts[name], hosts.links[name]
+    mtu = next((one.mtu for one in item.interfaces if one.name == link.interface), 1500)
+    return Peer(python=hosts.pythons[name], address=link.address, node_dir=item.node_dir, mtu=mtu)

@@ -1,0 +1,210 @@
+"""``llmtrain check``: all that can be known before a launch, on every host, whatever some of them say."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from llmtrain.cluster.doctor import judge
+from llmtrain.cluster.findings import CHECKS, Finding, sort_findings, unreachable
+from llmtrain.cluster.fleet import Fleet, HostResults, Transport, run_on_all
+from llmtrain.cluster.links import measure_subnets
+from llmtrain.cluster.local import LocalTransport
+from llmtrain.cluster.needs import Needs
+from llmtrain.cluster.network import NetworkChoice, choose_network
+from llmtrain.cluster.probes import Facts, examine, read_tree
+from llmtrain.errors import ExitCode, HostError, LlmtrainError, UsageError
+from llmtrain.launch.asking import facts_request, needs_of, wanted_network
+from llmtrain.launch.between import PEER_CHECKS, Between, examine_between
+from llmtrain.launch.job import Job, Selection, is_local, python_on, read_job
+from llmtrain.spec.dataset import read_dataset
+from llmtrain.spec.hostfile import Cluster, read_hostfile, select
+from llmtrain.spec.modelinfo import read_model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from llmtrain.spec.runspec import RunSpec
+
+Tell = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """How much is looked at."""
+
+    only: frozenset[str] = frozenset()
+    """``--only``; empty for all."""
+    skip: frozenset[str] = frozenset()
+    """``--skip``."""
+    deep: bool = False
+    """``--deep``: read every byte of model and data."""
+
+    @property
+    def checks(self) -> frozenset[str]:
+        """Names of the checks whose findings are wanted."""
+        return (self.only or frozenset(CHECKS)) - self.skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Hosts, and as much of a run as is known."""
+
+    spec: RunSpec
+    """What the user wants."""
+    cluster: Cluster
+    """Selected hosts."""
+    selection: Selection
+    """Options about hosts."""
+    job: Job | None
+    """The run, if it is complete."""
+    trees: tuple[str, ...]
+    """Paths that every host must have, or lack."""
+    local: bool
+    """The only host is this machine."""
+
+    def python_on(self, host: str) -> str:
+        """The interpreter on a host."""
+        return python_on(self.spec, host)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckReport:
+    """What was found."""
+
+    hosts: tuple[str, ...]
+    """All hosts, in rank order."""
+    findings: tuple[Finding, ...]
+    """Worst first; nothing that is fine."""
+    facts: Mapping[str, Facts] = field(default_factory=dict)
+    """Host name -> facts, of the hosts that answered."""
+    network: NetworkChoice | None = None
+    """The network ranks would use."""
+    seconds: float = 0.0
+    """How long it took."""
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """4 on any failure."""
+        failed = any(finding.level == "fail" for finding in self.findings)
+        return ExitCode.PREFLIGHT if failed else ExitCode.OK
+
+
+def read_subject(spec: RunSpec, selection: Selection) -> Subject:
+    """Read what the user names: a whole run, or hosts and whatever there is beside them.
+
+    Raises:
+        UsageError: no hosts are named.
+        InputFileError: a file cannot be used.
+    """
+    if spec.hosts is None:
+        raise UsageError("--hosts HOSTFILE is missing", where="command line", fix="add --hosts HOSTFILE")
+    if spec.config and spec.model.path and spec.data.path:
+        job = read_job(spec, selection)
+        trees = () if job.local else job.trees
+        return Subject(spec=spec, cluster=job.cluster, selection=selection, job=job, trees=trees, local=job.local)
+    cluster = select(
+        read_hostfile(spec.hosts), include=selection.include, exclude=selection.exclude, num_hosts=selection.num_hosts
+    )
+    local = is_local(cluster)
+    trees = () if local else _read_loose_trees(spec)
+    return Subject(spec=spec, cluster=cluster, selection=selection, job=None, trees=trees, local=local)
+
+
+def _read_loose_trees(spec: RunSpec) -> tuple[str, ...]:
+    """Model or data without the rest of a run."""
+    found = []
+    if spec.model.path:
+        found.append(str(read_model(spec.model.path).path))
+    if spec.data.path:
+        read_dataset(spec.data.path, format=spec.data.format)
+        found.append(spec.data.path)
+    return tuple(found)
+
+
+def run_check(subject: Subject, scope: Scope, tell: Tell) -> CheckReport:
+    """Look at all hosts at once. A host that fails is a finding, and the others are looked at all the same."""
+    begun = time.monotonic()
+    tell("contact", {"hosts": list(subject.cluster.names)})
+    opened = open_hosts(subject)
+    fleet = Fleet(opened.good)
+    try:
+        return _examine(subject, scope, fleet, opened, begun)
+    finally:
+        fleet.close()
+
+
+def open_hosts(subject: Subject) -> HostResults[Transport]:
+    """Connect to all hosts, and keep those that let us in."""
+    names = subject.cluster.names
+    if subject.local:
+        return HostResults({names[0]: LocalTransport(names[0])})
+    from llmtrain.cluster.ssh import connect
+
+    def open_one(name: str) -> Transport:
+        return connect(name)
+
+    return run_on_all(names, open_one)
+
+
+def _examine(subject: Subject, scope: Scope, fleet: Fleet, opened: HostResults[Transport], begun: float) -> CheckReport:
+    here = {path: read_tree(path, deep=scope.deep) for path in subject.trees}
+    requests = {name: facts_request(subject.spec, name, subject.trees, deep=scope.deep) for name in fleet}
+    answered = examine(fleet, requests)
+    facts = answered.good
+    findings = [*unreachable(opened.failed), *unreachable(answered.failed)]
+    network = None
+    if facts:
+        needs = needs_of(subject.job, facts, here) if subject.job else Needs(trees=here)
+        findings += judge(subject.cluster, facts, needs)
+        network, failed = _choose_network(subject, fleet, facts)
+        findings += failed
+        findings += _between(subject, scope, fleet, facts, network)
+    kept = sort_findings(finding for finding in findings if finding.check in scope.checks)
+    return CheckReport(
+        hosts=subject.cluster.names,
+        findings=tuple(kept),
+        facts=facts,
+        network=network,
+        seconds=time.monotonic() - begun,
+    )
+
+
+def _choose_network(
+    subject: Subject, fleet: Fleet, facts: Mapping[str, Facts]
+) -> tuple[NetworkChoice | None, list[Finding]]:
+    items = list(facts.values())
+    wanted = {name: wanted_network(subject.spec, name) for name in facts}
+    measured: dict[str, float] = {}
+    if not any(wanted.values()):
+        with contextlib.suppress(HostError):  # a link that cannot be measured shows among the ports
+            measured = measure_subnets(fleet, items, {name: subject.python_on(name) for name in facts})
+    try:
+        return choose_network(items, wanted, measured), []
+    except LlmtrainError as error:
+        finding = Finding(
+            host=error.where or items[0].host,
+            check="network",
+            level="fail",
+            saw=error.error,
+            wanted="an interface that reaches the other hosts",
+            fix=error.fix or "set network: in the run file",
+        )
+        return None, [finding]
+
+
+def _between(
+    subject: Subject, scope: Scope, fleet: Fleet, facts: Mapping[str, Facts], network: NetworkChoice | None
+) -> list[Finding]:
+    if subject.local or not scope.checks & (PEER_CHECKS | {"ssh-agree"}):
+        return []
+    hosts = Between(
+        facts=facts,
+        links=network.links if network else {},
+        pythons={name: subject.python_on(name) for name in facts},
+        master_port=subject.selection.master_port,
+    )
+    return examine_between(Fleet({name: fleet[name] for name in facts}), hosts, scope.checks, use_passes=False)

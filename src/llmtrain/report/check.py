@@ -1,0 +1,127 @@
+"""Findings as a table, alike ones of many hosts in one line, and as JSON."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from llmtrain.cluster.checks.software import parity
+from llmtrain.report.errors import clean
+from llmtrain.report.hostset import fold_hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llmtrain.cluster.findings import Finding
+    from llmtrain.launch.check import CheckReport
+
+STYLES = {"fail": "bold red", "unknown": "magenta", "warn": "yellow", "ok": "green"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One finding of one or many hosts."""
+
+    hosts: tuple[str, ...]
+    """Who has it."""
+    finding: Finding
+    """What it is; the host's name is written HOST where there are several."""
+
+
+def merge_findings(findings: Sequence[Finding]) -> list[Line]:
+    """Findings that differ in nothing but the host, as one; order stays."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for one in findings:
+        texts = (_anonymous(text, one.host) for text in (one.saw, one.wanted, one.fix))
+        groups.setdefault((one.check, one.level, *texts), []).append(one)
+    lines = []
+    for key, members in groups.items():
+        first = members[0]
+        if len(members) > 1:
+            first = type(first)(
+                host=first.host, check=first.check, level=first.level, saw=key[2], wanted=key[3], fix=key[4]
+            )
+        lines.append(Line(hosts=tuple(member.host for member in members), finding=first))
+    return lines
+
+
+def _anonymous(text: str, host: str) -> str:
+    return re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-]|\.\w)", "HOST", text)
+
+
+class Checking:
+    """Shows a check: what happens on standard error, findings on standard output."""
+
+    def __init__(self) -> None:
+        self.out = Console(highlight=False, soft_wrap=True)
+        self.err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def tell(self, what: str, values: dict[str, Any]) -> None:
+        """Take one event."""
+        if what == "contact":
+            self.err.print(
+                clean(f"looking at {len(values['hosts'])} hosts: {fold_hosts(values['hosts'])}"), markup=False
+            )
+        elif what == "stage":
+            self.err.print(clean(values["text"]), markup=False)
+
+    def show(self, report: CheckReport, *, quiet: bool) -> None:
+        """The findings, and the sum of them; on standard error if standard output is for JSON."""
+        console = self.err if quiet else self.out
+        lines = merge_findings(report.findings)
+        if not quiet:
+            _show_parity(console, parity(list(report.facts.values())), report.hosts)
+            for line in lines:
+                _show_line(console, line)
+        levels = [line.finding.level for line in lines]
+        words = [f"{levels.count(level)} {level}" for level in ("fail", "unknown", "warn") if level in levels]
+        verdict = ", ".join(words) if words else "nothing to complain about"
+        who = f"{len(report.hosts)} host{'s' if len(report.hosts) > 1 else ''} ({clean(fold_hosts(report.hosts))})"
+        console.print(f"{who}: {verdict}, in {report.seconds:.1f} s", markup=False)
+
+
+def _show_line(console: Console, line: Line) -> None:
+    one = line.finding
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=7)
+    table.add_column(overflow="fold")
+    head = Text.assemble((clean(fold_hosts(line.hosts)), "bold"), "  ", (one.check, "cyan"))
+    table.add_row(Text(one.level, style=STYLES[one.level]), head)
+    for label, text in (("saw", one.saw), ("wanted", one.wanted), ("fix", one.fix)):
+        table.add_row("", Text(f"{label + ':':<8}{clean(text)}"))
+    console.print(table)
+
+
+def check_json(report: CheckReport) -> dict[str, Any]:
+    """The twin of :func:`show_check`; findings are one per host."""
+    network = report.network
+    return {
+        "ok": report.exit_code == 0,
+        "exit_code": int(report.exit_code),
+        "hosts": list(report.hosts),
+        "findings": [asdict(finding) for finding in report.findings],
+        "network": {name: asdict(link) for name, link in network.links.items()} if network else None,
+        "software": {
+            name: {"python": item.python, "glibc": item.glibc, "kernel": item.details.kernel, **item.packages}
+            for name, item in report.facts.items()
+        },
+        "seconds": round(report.seconds, 2),
+    }
+
+
+def _show_parity(console: Console, rows: dict[str, dict[str, str]], hosts: Sequence[str]) -> None:
+    """Versions that differ, one line each; what agrees everywhere in one line together."""
+    alike = [f"{name} {next(iter(set(row.values())))}" for name, row in rows.items() if len(set(row.values())) == 1]
+    if alike:
+        known = [word for word in alike if not word.endswith(" -")]
+        console.print(clean(f"same everywhere: {', '.join(known)}"), markup=False)
+    for name, row in rows.items():
+        if len(set(row.values())) > 1:
+            groups = {value: [host for host in hosts if row.get(host) == value] for value in row.values()}
+            text = "; ".join(f"{value} on {fold_hosts(members)}" for value, members in groups.items())
+            console.print(clean(f"{name}: {text}"), markup=False)
