@@ -49,7 +49,7 @@ CHECKS: dict[str, str] = {
     "content": "model and data there are those here",
     "shared-dir": "hosts do not share the working folder unawares",
     "memory": "the host has the memory the run needs",
-    "shm": "/dev/shm is large enough",
+    "shm": "the shared memory in /dev is large enough",
     "limits": "limits on open files and locked memory",
     "clock": "clocks agree with the head's",
     "build": "DeepSpeed operations are built, or can be",

@@ -16,6 +16,7 @@ from typing import Any, Dict, List, Optional
 
 Details = Dict[str, Any]
 
+SHM = "/dev/shm"
 SMI = ["nvidia-smi", "-q", "-x"]
 TOOLS = ("c++", "g++", "ninja", "nvcc", "pdsh")
 NVIDIA_LIBRARIES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
@@ -130,8 +131,7 @@ def built_ops(node_dir: str) -> List[str]:
     for versions in sorted(os.listdir(base)) if os.path.isdir(base) else ():
         folder = os.path.join(base, versions)
         for op in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-            if os.path.exists(os.path.join(folder, op, op + ".so")):
-                found.append(versions + "/" + op)
+            found += [versions + "/" + op] if os.path.exists(os.path.join(folder, op, op + ".so")) else []
     return found
 
 
@@ -190,7 +190,7 @@ def details(request: Details) -> Details:
     node_dir = request.get("node_dir") or os.path.join(home, ".llmtrain")
     gpus = smi()
     found = tools()
-    shm = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
+    shm = os.statvfs(SHM) if os.path.isdir(SHM) else None
     return {
         "kernel": platform.release(),
         "user": user_of("self"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,13 +73,13 @@ def parse_smi(text: str) -> tuple[str | None, tuple[Gpu, ...]]:
     if "<!ENTITY" in text:
         raise ValueError("entities in the answer of nvidia-smi")
     try:
-        root = ElementTree.fromstring(text[text.index("<") :])  # noqa: S314  without entities it is harmless
-    except (ElementTree.ParseError, ValueError) as error:
+        root = ET.fromstring(text[text.index("<") :])  # noqa: S314  without entities it is harmless
+    except (ET.ParseError, ValueError) as error:
         raise ValueError(f"no answer of nvidia-smi: {error}") from None
     return _text(root, "driver_version"), tuple(_gpu(node) for node in root.findall("gpu"))
 
 
-def _gpu(node: ElementTree.Element) -> Gpu:
+def _gpu(node: ET.Element) -> Gpu:
     return Gpu(
         name=_text(node, "product_name") or "unknown GPU",
         uuid=_text(node, "uuid"),
@@ -98,22 +98,22 @@ def _gpu(node: ElementTree.Element) -> Gpu:
     )
 
 
-def _text(node: ElementTree.Element, path: str) -> str | None:
+def _text(node: ET.Element, path: str) -> str | None:
     value = (node.findtext(path) or "").strip()
     return None if not value or _NOTHING.match(value) else value
 
 
-def _number(node: ElementTree.Element, path: str) -> int | None:
+def _number(node: ET.Element, path: str) -> int | None:
     match = re.match(r"\d+", _text(node, path) or "")
     return int(match[0]) if match else None
 
 
-def _flag(node: ElementTree.Element, path: str) -> bool | None:
+def _flag(node: ET.Element, path: str) -> bool | None:
     value = (_text(node, path) or "").lower()
     return {"enabled": True, "yes": True, "disabled": False, "no": False}.get(value)
 
 
-def _uncorrectable(node: ElementTree.Element) -> int | None:
+def _uncorrectable(node: ET.Element) -> int | None:
     """The newer form counts by kind of memory, the older one by width of error."""
     volatile = node.find("ecc_errors/volatile")
     if volatile is None:
@@ -124,23 +124,23 @@ def _uncorrectable(node: ElementTree.Element) -> int | None:
     return sum(known) if known else None
 
 
-def _throttles(node: ElementTree.Element) -> tuple[str, ...]:
+def _throttles(node: ET.Element) -> tuple[str, ...]:
     """The element was renamed from ``throttle`` to ``event`` with driver 535."""
-    found = []
-    for word in ("event", "throttle"):
-        for name in _THROTTLES:
-            if _text(node, f"clocks_{word}_reasons/clocks_{word}_reason_{name}") == "Active":
-                found.append(name)
-    return tuple(found)
+    return tuple(
+        name
+        for word in ("event", "throttle")
+        for name in _THROTTLES
+        if _text(node, f"clocks_{word}_reasons/clocks_{word}_reason_{name}") == "Active"
+    )
 
 
-def _width(node: ElementTree.Element) -> tuple[int, int] | None:
+def _width(node: ET.Element) -> tuple[int, int] | None:
     now = _number(node, "pci/pci_gpu_link_info/link_widths/current_link_width")
     most = _number(node, "pci/pci_gpu_link_info/link_widths/max_link_width")
     return (now, most) if now and most else None
 
 
-def _process(node: ElementTree.Element) -> GpuProcess:
+def _process(node: ET.Element) -> GpuProcess:
     return GpuProcess(
         pid=_number(node, "pid") or 0,
         name=_text(node, "process_name") or "?",

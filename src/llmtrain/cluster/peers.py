@@ -142,7 +142,7 @@ class _Listeners:
         self._fleet, self._peers, self._tokens, self._master_port = fleet, peers, tokens, master_port
         self._channels: list[Channel] = []
 
-    def __enter__(self) -> _Listeners:
+    def __enter__(self) -> _Listeners:  # noqa: PYI034  typing has Self only since Python 3.11
         return self
 
     def __exit__(self, *_: object) -> None:

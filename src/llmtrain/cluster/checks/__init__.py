@@ -1,0 +1,1 @@
+"""Judges, one module per area: facts in, findings out. Pure."""

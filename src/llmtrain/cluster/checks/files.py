@@ -35,9 +35,7 @@ def _folder(item: Facts, needs: Needs) -> list[Finding]:
         return [_node_dir(item, "is mounted noexec", "a working folder that programs may be started from")]
     if item.node_dir_free_bytes < needs.free_bytes:
         saw = f"{item.node_dir_free_bytes / 2**30:.2f} GiB free at {item.node_dir}"
-        return [
-            _space(item, saw, f"{needs.free_bytes / 2**30:.2f} GiB for code, data, checkpoints and the tuned model")
-        ]
+        return [_space(item, saw, f"{needs.free_bytes / 2**30:.2f} GiB for code, data, checkpoints and model")]
     if item.node_dir_free_inodes is not None and 0 < item.node_dir_free_inodes < MIN_INODES:
         saw = f"room for {item.node_dir_free_inodes} more files at {item.node_dir}"
         return [_space(item, saw, f"room for {MIN_INODES} files")]
@@ -80,7 +78,7 @@ def _contents(item: Facts, needs: Needs) -> list[Finding]:
                 level="fail",
                 saw=f"{path} is there with other content{_difference(here, there)}",
                 wanted="the same content as here, or nothing at that path",
-                fix=f"ssh -- {item.host} rm -r {shlex.quote(path)}  # after comparing; the next launch copies it afresh",
+                fix=f"ssh -- {item.host} rm -r {shlex.quote(path)}  # compare first; the next launch copies it afresh",
             )
         )
     return findings

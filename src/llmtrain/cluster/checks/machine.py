@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from llmtrain.cluster.probes import Facts
 
 MIB, GIB = 1 << 20, 1 << 30
+SHM = "/dev/shm"  # noqa: S108  looked at, nothing is written there
 SMALL_SHM = 64 * MIB
 """What container engines give; NCCL and loader processes need more."""
 MIN_FILES = 1024
@@ -57,9 +58,9 @@ def _shm(item: Facts) -> list[Finding]:
             host=item.host,
             check="shm",
             level="fail" if free < MIB else "warn",
-            saw=f"/dev/shm has {total / MIB:.0f} MiB, {free / MIB:.0f} MiB free",
+            saw=f"{SHM} has {total / MIB:.0f} MiB, {free / MIB:.0f} MiB free",
             wanted=f"more than {SMALL_SHM // MIB} MiB: ranks and their loaders meet there (Bus error otherwise)",
-            fix=f"ssh -- {item.host} mount -o remount,size=8G /dev/shm  # in a container: start it with --shm-size=8g",
+            fix=f"ssh -- {item.host} mount -o remount,size=8G {SHM}  # in a container: start it with --shm-size=8g",
         )
     ]
 

@@ -100,13 +100,13 @@ def judge_names(facts: Mapping[str, Facts], sights: Mapping[str, Sight]) -> list
     findings = []
     for host, sight in sights.items():
         for name, found in sight.names.items():
-            wrong = _wrong(host, name, found, facts)
+            wrong = _wrong(name, found, facts)
             if wrong and not _is_address(name):
                 findings.append(_name_finding(host, name, wrong, facts))
     return findings
 
 
-def _wrong(host: str, name: str, found: tuple[str, ...] | None, facts: Mapping[str, Facts]) -> str | None:
+def _wrong(name: str, found: tuple[str, ...] | None, facts: Mapping[str, Facts]) -> str | None:
     if found is None:
         return "gets no answer from its resolver"
     if not found:
