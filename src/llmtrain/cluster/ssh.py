@@ -8,6 +8,7 @@ import shlex
 import socket
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import paramiko
@@ -35,10 +36,12 @@ def connect(name: str) -> SshTransport:
     """
     target = read_target(name)
     for attempt in range(1, ATTEMPTS + 1):
+        begun = time.monotonic()
         try:
             return SshTransport(target, _open(target))
-        except _BusyError as error:  # noqa: PERF203  a retry loop
-            if attempt == ATTEMPTS:
+        except _BusyError as error:
+            # One that drops us is busy; one that keeps us waiting hangs, and would the next time.
+            if attempt == ATTEMPTS or time.monotonic() - begun > CONNECT_S / 2:
                 raise SshError("ssh", str(error), where=name, fix=f"run: ssh -v -- {name} true") from None
             time.sleep(random.uniform(0.2, 0.6) * 2**attempt)  # noqa: S311  spreading retries needs no secrecy
     raise AssertionError("unreachable")
@@ -138,12 +141,12 @@ def _explain(error: Exception, target: SshTarget) -> Exception:  # noqa: PLR0911
             "host-key",
             f"the host key has CHANGED: known {_print(error.expected_key)}, offered {_print(error.key)}",
             where=name,
-            fix=f"ssh-keygen -R {shlex.quote(target.key_name)}  # only if the host was reinstalled",
+            fix=f"ssh-keygen -R {shlex.quote(target.key_name)} && {_trust(target)}  # only if it was reinstalled",
         )
     if isinstance(error, _UnknownKeyError):
         return SshError("host-key", f"the host key is unknown: {_print(error.key)}", where=name, fix=_trust(target))
     if isinstance(error, paramiko.AuthenticationException):
-        tried = ", ".join(target.identity_files) or "no key file"
+        tried = ", ".join(_describe_key(path) for path in target.identity_files) or "no key file"
         agent = " and the agent's keys" if target.use_agent else ""
         return SshError(
             "login",
@@ -157,6 +160,18 @@ def _explain(error: Exception, target: SshTarget) -> Exception:  # noqa: PLR0911
     if isinstance(error, (paramiko.SSHException, OSError)):
         return SshError("ssh", f"ssh failed: {text or type(error).__name__}", where=name, fix=f"ssh -v -- {name} true")
     return error
+
+
+def _describe_key(path: str) -> str:
+    """A key file, and why it may not have been good for anything."""
+    try:
+        mode = Path(path).stat().st_mode
+        paramiko.PKey.from_path(path)
+    except paramiko.PasswordRequiredException:
+        return f"{path} needs a passphrase: ssh-add"
+    except (OSError, ValueError, paramiko.SSHException, paramiko.UnknownKeyType) as error:
+        return f"{path} cannot be read: {error}"
+    return f"{path} is readable by others: chmod 600" if mode & 0o077 else path
 
 
 def _trust(target: SshTarget) -> str:
