@@ -85,6 +85,9 @@ def test_hosts_that_cannot_be_reached(lab):
     saw = {one["host"]: one["saw"] for one in document["findings"]}
     assert "CHANGED" in saw["node2"]
     assert "unknown" in saw["node3"]
+    (stranger,) = check(lab, "--hosts", HOSTFILE)["findings"]
+    assert (stranger["host"], stranger["check"]) == ("node2", "host-key")
+    lab.run("head", ["bash", "-ec", stranger["fix"]])
     assert check(lab, "--hosts", HOSTFILE)["findings"] == []
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from llmtrain.process import find_marked
+
 ENTRY = Path(__file__).resolve().parents[2] / "src" / "llmtrain" / "train" / "entry.py"
 RANK = {
     "kill": "import os, signal; print('last words', flush=True); os.kill(os.getpid(), signal.SIGKILL)",
@@ -128,11 +130,7 @@ def test_the_rank_dies_with_its_leash(run_dir, start):
 def test_loader_processes_do_not_outlive_the_rank(run_dir, start):
     """What the rank started in its session ends with it."""
     start("loader").wait(timeout=20)
-    pid = json.loads((run_dir / "ranks/0.json").read_text())["pid"]
-    left = [
-        entry for entry in os.listdir("/proc") if entry.isdigit() and not _gone(entry) and os.getsid(int(entry)) == pid
-    ]
-    assert left == []
+    assert find_marked(run_dir.name) == {}
 
 
 def test_the_kernels_memory_kill_is_named(run_dir, lab3):

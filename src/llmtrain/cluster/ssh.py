@@ -141,7 +141,7 @@ def _explain(error: Exception, target: SshTarget) -> Exception:  # noqa: PLR0911
             "host-key",
             f"the host key has CHANGED: known {_print(error.expected_key)}, offered {_print(error.key)}",
             where=name,
-            fix=f"ssh-keygen -R {shlex.quote(target.key_name)} && {_trust(target)}  # only if it was reinstalled",
+            fix=f"ssh-keygen -R {shlex.quote(target.key_name)}  # only if the host was reinstalled",
         )
     if isinstance(error, _UnknownKeyError):
         return SshError("host-key", f"the host key is unknown: {_print(error.key)}", where=name, fix=_trust(target))

@@ -71,6 +71,7 @@ def _contents(item: Facts, needs: Needs) -> list[Finding]:
         there = item.trees.get(path, {"kind": "missing"})
         if there["kind"] == "missing" or there == here:
             continue
+        removal = ("ssh", "--", item.host, shlex.join(("rm", "-r", path)))
         findings.append(
             Finding(
                 host=item.host,
@@ -78,7 +79,7 @@ def _contents(item: Facts, needs: Needs) -> list[Finding]:
                 level="fail",
                 saw=f"{path} is there with other content{_difference(here, there)}",
                 wanted="the same content as here, or nothing at that path",
-                fix=f"ssh -- {item.host} rm -r {shlex.quote(path)}  # compare first; the next launch copies it afresh",
+                fix=f"{shlex.join(removal)}  # after a look at it; the next launch copies ours",
             )
         )
     return findings
