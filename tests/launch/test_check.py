@@ -141,8 +141,8 @@ def test_software_that_differs(lab):
 
 def test_one_machine_under_two_names(lab):
     """Two lines of the hostfile that lead to one machine are found by the machine's identity."""
-    add = "cp /etc/hosts /root/hosts; echo '10.77.0.1 twin' >>/etc/hosts; sed -i 's/^node1,/twin,node1,/' .ssh/known_hosts"
-    lab.run("head", ["sh", "-ec", add])
+    lab.run("head", ["sh", "-ec", "cp /etc/hosts /root/hosts; echo '10.77.0.1 twin' >>/etc/hosts"])
+    lab.run("head", ["sed", "-i", "s/^node1,/twin,node1,/", "/root/.ssh/known_hosts"])
     lab.write("head", "/root/twins", "node1 slots=1\ntwin slots=1\n")
     document = check(lab, "--hosts", "/root/twins")
     lab.run("head", ["sh", "-c", "cat /root/hosts >/etc/hosts"])

@@ -169,7 +169,7 @@ def _describe_key(path: str) -> str:
         paramiko.PKey.from_path(path)
     except paramiko.PasswordRequiredException:
         return f"{path} needs a passphrase: ssh-add"
-    except (OSError, ValueError, paramiko.SSHException, paramiko.UnknownKeyType) as error:
+    except Exception as error:  # noqa: BLE001  paramiko raises all kinds for files that are no keys
         return f"{path} cannot be read: {error}"
     return f"{path} is readable by others: chmod 600" if mode & 0o077 else path
 
