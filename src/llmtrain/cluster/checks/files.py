@@ -29,7 +29,7 @@ def _folder(item: Facts, needs: Needs) -> list[Finding]:
     """The first obstacle only: the others follow from it."""
     options = item.details.node_mount[1].split(",")
     if not item.node_dir_writable or "ro" in options:
-        why = "is on a file system mounted read-only" if "ro" in options else "cannot be made or written"
+        why = "cannot be made or written" + (": mounted read-only" if "ro" in options else "")
         return [_node_dir(item, why, "a working folder the login may write to")]
     if "noexec" in options:
         return [_node_dir(item, "is mounted noexec", "a working folder that programs may be started from")]
@@ -90,11 +90,14 @@ def _difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
     odd = [name for name in sorted({*mine, *theirs}) if mine.get(name) != theirs.get(name)]
     if not odd or not odd[0]:
         return ""
-    if odd[0] not in theirs:
-        return f" ({odd[0]} is missing)"
-    if odd[0] in mine and mine[odd[0]][0] != theirs[odd[0]][0]:
-        return f" ({odd[0]} has {theirs[odd[0]][0]} bytes, not {mine[odd[0]][0]})"
-    return f" (first difference: {odd[0]})"
+    name = odd[0]
+    if name not in theirs:
+        more = ", which is missing"
+    elif name in mine and mine[name][0] != theirs[name][0]:
+        more = f", {theirs[name][0]} bytes instead of {mine[name][0]}"
+    else:
+        more = ""
+    return f" (first difference: {name}){more}"
 
 
 def missing_trees(facts: Mapping[str, Facts], paths: Sequence[str]) -> list[tuple[str, str]]:
