@@ -30,6 +30,8 @@ Envs = Annotated[Names, typer.Option("--env", metavar="K=V", help="Variable of t
 Only = Annotated[Names, typer.Option("--only", metavar="NAMES", help="Only these checks; several behind commas.")]
 Skip = Annotated[Names, typer.Option("--skip", metavar="NAMES", help="All but these checks.")]
 Deep = Annotated[bool, typer.Option("--deep", help="Read every byte of model and data instead of samples.")]
+Links = Annotated[bool, typer.Option("--links", help="Measure every pair of hosts; takes seconds per host.")]
+Html = Annotated[Text, typer.Option("--html", metavar="FILE", help="Write the measured links as a page, too.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, all else on stderr.")]
 
 
@@ -53,21 +55,25 @@ def check(
     only: Only = None,
     skip: Skip = None,
     deep: Deep = False,
+    links: Links = False,
+    html: Html = None,
     as_json: AsJson = False,
 ) -> None:
     """Find what would stop a run on any host, and the command that fixes it."""
     from llmtrain.cluster.findings import parse_names
     from llmtrain.launch.check import Scope, run_check
     from llmtrain.launch.job import Selection
-    from llmtrain.report.check import Checking, check_json
+    from llmtrain.report.check import Checking, check_json, write_page
 
     names = parse_names(only or (), option="--only"), parse_names(skip or (), option="--skip")
-    scope = Scope(only=names[0], skip=names[1], deep=deep)
+    scope = Scope(only=names[0], skip=names[1], deep=deep, links=links or html is not None)
     selection = Selection(include=include, exclude=exclude, num_hosts=num_hosts, master_port=master_port)
     subject = _read(run_file, {"hosts": hosts, "config": config, "model": model, "data": data}, (sets, envs), selection)
     checking = Checking()
     report = run_check(subject, scope, checking.tell)
     checking.show(report, quiet=as_json)
+    if html is not None:
+        write_page(html, report.pairs)
     _finish(check_json(report) if as_json else None, int(report.exit_code))
 
 

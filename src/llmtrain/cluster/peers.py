@@ -65,8 +65,19 @@ def meet(fleet: Fleet, peers: Mapping[str, Peer], *, master_port: int | None = N
     """
     names = list(peers)
     tokens = {name: secrets.token_hex(8) for name in names}
-    with _Listeners(fleet, peers, tokens, master_port) as listeners:
-        started = run_on_all(names, listeners.start)
+    with Listening(fleet) as listening:
+
+        def listen(name: str) -> dict[str, Any]:
+            request = {
+                "address": peers[name].address,
+                "folder": peers[name].node_dir,
+                "token": tokens[name],
+                "master_port": master_port if name == names[0] else None,
+            }
+            script = f"{_source()}\n\nserve(json.loads({json.dumps(json.dumps(request))}))\n"
+            return listening.start(name, peers[name], script)
+
+        started = run_on_all(names, listen)
         ports = started.good
 
         def look(name: str) -> Sight:
@@ -133,33 +144,26 @@ def _source() -> str:
     return Path(peerprobe.__file__).read_text(encoding="utf-8")
 
 
-class _Listeners:
+class Listening:
     """Listeners on the hosts; they end with the block."""
 
-    def __init__(
-        self, fleet: Fleet, peers: Mapping[str, Peer], tokens: Mapping[str, str], master_port: int | None
-    ) -> None:
-        self._fleet, self._peers, self._tokens, self._master_port = fleet, peers, tokens, master_port
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
         self._channels: list[Channel] = []
 
-    def __enter__(self) -> _Listeners:  # noqa: PYI034  typing has Self only since Python 3.11
+    def __enter__(self) -> Listening:  # noqa: PYI034  typing has Self only since Python 3.11
         return self
 
     def __exit__(self, *_: object) -> None:
         for channel in self._channels:
             channel.close()
 
-    def start(self, name: str) -> dict[str, Any]:
-        """Start one; returns its ports."""
-        peer = self._peers[name]
-        first = next(iter(self._peers)) == name
-        request = {
-            "address": peer.address,
-            "folder": peer.node_dir,
-            "token": self._tokens[name],
-            "master_port": self._master_port if first else None,
-        }
-        script = f"{_source()}\n\nserve(json.loads({json.dumps(json.dumps(request))}))\n"
+    def start(self, name: str, peer: Peer, script: str) -> dict[str, Any]:
+        """Start a script that tells its ports in one line of JSON and then waits; returns them.
+
+        Raises:
+            HostError: it could not listen.
+        """
         channel = self._fleet[name].start((peer.python, "-I", "-c", script))
         self._channels.append(channel)
         with _deadline(channel, START_S):

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmtrain.cluster.agree import check_agreement
 from llmtrain.cluster.checks.peers import judge_peers
 from llmtrain.cluster.findings import Finding, sort_findings, unreachable
+from llmtrain.cluster.pairs import PairResult, measure_pairs
 from llmtrain.cluster.peers import Peer, meet
 from llmtrain.launch.passes import cluster_key, read_pass, write_pass
+from llmtrain.process import write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from llmtrain.cluster.fleet import Fleet
     from llmtrain.cluster.network import Link
@@ -57,6 +64,29 @@ def examine_between(fleet: Fleet, hosts: Between, wanted: frozenset[str], *, use
     if wanted >= PASSED_CHECKS:
         write_pass(key, passed=not any(finding.check in PASSED_CHECKS for finding in findings))
     return sort_findings(finding for finding in findings if finding.check in wanted)
+
+
+def measure_links(fleet: Fleet, hosts: Between, tell: Callable[[str, dict[str, str]], None]) -> list[PairResult]:
+    """Measure every pair of hosts, and keep the result for predictions of step times.
+
+    Raises:
+        HostFailuresError: a host could not take part.
+    """
+    peers = {name: _peer(hosts, name) for name in hosts.links}
+    results = measure_pairs(fleet, peers, lambda text: tell("stage", {"text": text}))
+    _write_links(hosts, results)
+    return results
+
+
+def _write_links(hosts: Between, results: list[PairResult]) -> None:
+    """One file per set of hosts, in the folder that also holds the list of runs."""
+    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
+    name = hashlib.sha256("\n".join(hosts.links).encode()).hexdigest()[:16]
+    path = base / "llmtrain" / "links" / f"{name}.json"
+    with contextlib.suppress(OSError):  # what cannot be kept was still shown
+        path.parent.mkdir(parents=True, exist_ok=True)
+        document = {"time": time.time(), "hosts": list(hosts.links), "pairs": [asdict(one) for one in results]}
+        write_json(path, document)
 
 
 def _look(fleet: Fleet, hosts: Between) -> list[Finding]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from llmtrain.cluster.checks.links import judge_links
 from llmtrain.cluster.doctor import judge
 from llmtrain.cluster.findings import CHECKS, Finding, sort_findings, unreachable
 from llmtrain.cluster.fleet import Fleet, HostResults, Transport, run_on_all
@@ -18,7 +18,7 @@ from llmtrain.cluster.network import NetworkChoice, choose_network
 from llmtrain.cluster.probes import Facts, examine, read_tree
 from llmtrain.errors import ExitCode, HostError, LlmtrainError, UsageError
 from llmtrain.launch.asking import facts_request, needs_of, wanted_network
-from llmtrain.launch.between import PEER_CHECKS, Between, examine_between
+from llmtrain.launch.between import PEER_CHECKS, Between, examine_between, measure_links
 from llmtrain.launch.job import Job, Selection, is_local, python_on, read_job
 from llmtrain.spec.dataset import read_dataset
 from llmtrain.spec.hostfile import Cluster, read_hostfile, select
@@ -27,6 +27,7 @@ from llmtrain.spec.modelinfo import read_model
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from llmtrain.cluster.pairs import PairResult
     from llmtrain.spec.runspec import RunSpec
 
 Tell = Callable[[str, dict[str, Any]], None]
@@ -42,6 +43,8 @@ class Scope:
     """``--skip``."""
     deep: bool = False
     """``--deep``: read every byte of model and data."""
+    links: bool = False
+    """``--links``: measure every pair of hosts."""
 
     @property
     def checks(self) -> frozenset[str]:
@@ -83,8 +86,8 @@ class CheckReport:
     """Host name -> facts, of the hosts that answered."""
     network: NetworkChoice | None = None
     """The network ranks would use."""
-    seconds: float = 0.0
-    """How long it took."""
+    pairs: tuple[PairResult, ...] = ()
+    """What was measured between hosts."""
 
     @property
     def exit_code(self) -> ExitCode:
@@ -127,12 +130,11 @@ def _read_loose_trees(spec: RunSpec) -> tuple[str, ...]:
 
 def run_check(subject: Subject, scope: Scope, tell: Tell) -> CheckReport:
     """Look at all hosts at once. A host that fails is a finding, and the others are looked at all the same."""
-    begun = time.monotonic()
     tell("contact", {"hosts": list(subject.cluster.names)})
     opened = open_hosts(subject)
     fleet = Fleet(opened.good)
     try:
-        return _examine(subject, scope, fleet, opened, begun)
+        return _examine(subject, scope, fleet, opened, tell)
     finally:
         fleet.close()
 
@@ -150,26 +152,31 @@ def open_hosts(subject: Subject) -> HostResults[Transport]:
     return run_on_all(names, open_one)
 
 
-def _examine(subject: Subject, scope: Scope, fleet: Fleet, opened: HostResults[Transport], begun: float) -> CheckReport:
+def _examine(subject: Subject, scope: Scope, fleet: Fleet, opened: HostResults[Transport], tell: Tell) -> CheckReport:
     here = {path: read_tree(path, deep=scope.deep) for path in subject.trees}
     requests = {name: facts_request(subject.spec, name, subject.trees, deep=scope.deep) for name in fleet}
     answered = examine(fleet, requests)
     facts = answered.good
     findings = [*unreachable(opened.failed), *unreachable(answered.failed)]
     network = None
+    pairs: list[PairResult] = []
     if facts:
         needs = needs_of(subject.job, facts, here) if subject.job else Needs(trees=here)
         findings += judge(subject.cluster, facts, needs)
         network, failed = _choose_network(subject, fleet, facts)
         findings += failed
-        findings += _between(subject, scope, fleet, facts, network)
+        hosts = _meeting(subject, facts, network)
+        findings += _between(subject, scope, fleet, hosts)
+        if scope.links and len(hosts.links) > 1:
+            pairs = measure_links(Fleet({name: fleet[name] for name in facts}), hosts, tell)
+            findings += judge_links(pairs)
     kept = sort_findings(finding for finding in findings if finding.check in scope.checks)
     return CheckReport(
         hosts=subject.cluster.names,
         findings=tuple(kept),
         facts=facts,
         network=network,
-        seconds=time.monotonic() - begun,
+        pairs=tuple(pairs),
     )
 
 
@@ -196,15 +203,16 @@ def _choose_network(
         return None, [finding]
 
 
-def _between(
-    subject: Subject, scope: Scope, fleet: Fleet, facts: Mapping[str, Facts], network: NetworkChoice | None
-) -> list[Finding]:
-    if subject.local or not scope.checks & (PEER_CHECKS | {"ssh-agree"}):
-        return []
-    hosts = Between(
+def _meeting(subject: Subject, facts: Mapping[str, Facts], network: NetworkChoice | None) -> Between:
+    return Between(
         facts=facts,
         links=network.links if network else {},
         pythons={name: subject.python_on(name) for name in facts},
         master_port=subject.selection.master_port,
     )
-    return examine_between(Fleet({name: fleet[name] for name in facts}), hosts, scope.checks, use_passes=False)
+
+
+def _between(subject: Subject, scope: Scope, fleet: Fleet, hosts: Between) -> list[Finding]:
+    if subject.local or not scope.checks & (PEER_CHECKS | {"ssh-agree"}):
+        return []
+    return examine_between(Fleet({name: fleet[name] for name in hosts.facts}), hosts, scope.checks, use_passes=False)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -11,13 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from llmtrain.cluster.checks.software import parity
+from llmtrain.errors import DiskError
 from llmtrain.report.errors import clean
 from llmtrain.report.hostset import fold_hosts
+from llmtrain.report.matrix import render_html, show_matrix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llmtrain.cluster.findings import Finding
+    from llmtrain.cluster.pairs import PairResult
     from llmtrain.launch.check import CheckReport
 
 STYLES = {"fail": "bold red", "unknown": "magenta", "warn": "yellow", "ok": "green"}
@@ -58,6 +63,7 @@ class Checking:
     """Shows a check: what happens on standard error, findings on standard output."""
 
     def __init__(self) -> None:
+        self.begun = time.monotonic()
         self.out = Console(highlight=False, soft_wrap=True)
         self.err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -76,13 +82,14 @@ class Checking:
         lines = merge_findings(report.findings)
         if not quiet:
             _show_parity(console, parity(list(report.facts.values())), report.hosts)
+            show_matrix(console, report.pairs)
             for line in lines:
                 _show_line(console, line)
         levels = [line.finding.level for line in lines]
         words = [f"{levels.count(level)} {level}" for level in ("fail", "unknown", "warn") if level in levels]
         verdict = ", ".join(words) if words else "nothing to complain about"
         who = f"{len(report.hosts)} host{'s' if len(report.hosts) > 1 else ''} ({clean(fold_hosts(report.hosts))})"
-        console.print(f"{who}: {verdict}, in {report.seconds:.1f} s", markup=False)
+        console.print(f"{who}: {verdict}, in {time.monotonic() - self.begun:.1f} s", markup=False)
 
 
 def _show_line(console: Console, line: Line) -> None:
@@ -110,7 +117,7 @@ def check_json(report: CheckReport) -> dict[str, Any]:
             name: {"python": item.python, "glibc": item.glibc, "kernel": item.details.kernel, **item.packages}
             for name, item in report.facts.items()
         },
-        "seconds": round(report.seconds, 2),
+        "links": [asdict(one) for one in report.pairs],
     }
 
 
@@ -125,3 +132,15 @@ def _show_parity(console: Console, rows: dict[str, dict[str, str]], hosts: Seque
             groups = {value: [host for host in hosts if row.get(host) == value] for value in row.values()}
             text = "; ".join(f"{value} on {fold_hosts(members)}" for value, members in groups.items())
             console.print(clean(f"{name}: {text}"), markup=False)
+
+
+def write_page(path: str, pairs: Sequence[PairResult]) -> None:
+    """Write the measured links as HTML.
+
+    Raises:
+        DiskError: the file cannot be written.
+    """
+    try:
+        Path(path).write_text(render_html(pairs), encoding="utf-8")
+    except OSError as error:
+        raise DiskError(f"cannot be written: {error.strerror}", where=path, fix="--html another file") from None
