@@ -32,12 +32,18 @@ Skip = Annotated[Names, typer.Option("--skip", metavar="NAMES", help="All but th
 Deep = Annotated[bool, typer.Option("--deep", help="Read every byte of model and data instead of samples.")]
 Links = Annotated[bool, typer.Option("--links", help="Measure every pair of hosts; takes seconds per host.")]
 Html = Annotated[Text, typer.Option("--html", metavar="FILE", help="Write the measured links as a page, too.")]
+Warm = Annotated[bool, typer.Option("--warm", help="Compile on all hosts now what ranks would compile.")]
+Accept = Annotated[
+    bool, typer.Option("--accept-new-host-keys", help="Make unknown host keys known; never changed ones.")
+]
+Fix = Annotated[bool, typer.Option("--fix", help="Offer to adopt unknown host keys and to compile; asks each time.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, all else on stderr.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(check)
+    app.command()(who)
 
 
 def check(
@@ -57,12 +63,16 @@ def check(
     deep: Deep = False,
     links: Links = False,
     html: Html = None,
+    warm: Warm = False,
+    accept_new_host_keys: Accept = False,
+    fix: Fix = False,
     as_json: AsJson = False,
 ) -> None:
     """Find what would stop a run on any host, and the command that fixes it."""
     from llmtrain.cluster.findings import parse_names
     from llmtrain.launch.check import Scope, run_check
     from llmtrain.launch.job import Selection
+    from llmtrain.launch.remedy import Remedies, remedy
     from llmtrain.report.check import Checking, check_json, write_page
 
     names = parse_names(only or (), option="--only"), parse_names(skip or (), option="--skip")
@@ -71,10 +81,24 @@ def check(
     subject = _read(run_file, {"hosts": hosts, "config": config, "model": model, "data": data}, (sets, envs), selection)
     checking = Checking()
     report = run_check(subject, scope, checking.tell)
+    if remedy(subject, report, Remedies(keys=accept_new_host_keys, ops=warm, ask=checking.confirm if fix else None)):
+        report = run_check(subject, scope, checking.tell)
     checking.show(report, quiet=as_json)
     if html is not None:
         write_page(html, report.pairs)
     _finish(check_json(report) if as_json else None, int(report.exit_code))
+
+
+def who(hosts: Hosts = None, sets: Sets = None, as_json: AsJson = False) -> None:
+    """Show who computes on the hosts: user, process, accelerator, run."""
+    from llmtrain.launch.job import Selection
+    from llmtrain.launch.who import find_users
+    from llmtrain.report.check import show_uses, uses_json
+
+    uses = find_users(_read(None, {"hosts": hosts}, (sets, None), Selection()))
+    show_uses(uses, quiet=as_json)
+    document = uses_json(uses)
+    _finish(document if as_json else None, document["exit_code"])
 
 
 def _read(run_file: Text, named: dict[str, Text], sets: tuple[Names, Names], selection: Any) -> Subject:

@@ -144,7 +144,7 @@ def test_compiled_operations_need_no_compiler():
 
 
 def test_too_little_memory_for_a_certain_need_fails():
-    """A host that cannot hold its share of the optimizer is refused; one whose memory is only in use is warned about."""
+    """A host that cannot hold its share of the optimizer is refused."""
     (finding,) = judged({}, replace(OPS, memory_bytes={"b": 100 << 30}))
     assert (finding.check, finding.level) == ("memory", "fail")
 

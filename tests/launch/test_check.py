@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+import sys
 
 import pytest
 from tests.lab.life import default_shares
@@ -147,3 +149,53 @@ def test_one_machine_under_two_names(lab):
     document = check(lab, "--hosts", "/root/twins")
     lab.run("head", ["sh", "-c", "cat /root/hosts >/etc/hosts"])
     assert ("twin", "identity", "fail") in seen(document)
+
+
+def test_unknown_host_keys_are_adopted_on_request_and_changed_ones_never(lab):
+    """`--accept-new-host-keys` makes an unknown host known for good; a host whose key has changed stays refused."""
+    known = lab.read("head", "/root/.ssh/known_hosts")
+    lab.run("head", ["ssh-keygen", "-R", "node3"])
+    faults.swapped_key(lab)
+    document = check(lab, "--hosts", HOSTFILE, "--accept-new-host-keys")
+    assert seen(document) == {("node2", "host-key", "fail")}
+    assert seen(check(lab, "--hosts", HOSTFILE)) == {("node2", "host-key", "fail")}
+    lab.write("head", "/root/.ssh/known_hosts", known)
+
+
+def test_fixes_are_not_made_where_nobody_can_be_asked(lab):
+    """`--fix` without a terminal does nothing, and says what it would have done."""
+    known = lab.read("head", "/root/.ssh/known_hosts")
+    lab.run("head", ["ssh-keygen", "-R", "node3"])
+    assert seen(check(lab, "--hosts", HOSTFILE, "--fix")) == {("node3", "host-key", "fail")}
+    lab.write("head", "/root/.ssh/known_hosts", known)
+
+
+def test_links_are_measured_within_a_tenth_and_slow_and_lossy_ones_named(lab):
+    """On shaped links every pair has the rate of its slower end within 10 %, and the odd hosts are findings."""
+    rates = {"node1": 50, "node2": 10, "node3": 200, "node4": 200}
+    for host, rate in rates.items():
+        lab.rate(host, f"{rate}mbit")
+    lab.loss("node4", 4)
+    hosts = ("--include", "node1@node2@node3@node4")
+    document = check(lab, "--hosts", HOSTFILE, "--links", "--html", "/root/links.html", *hosts)
+    for pair in document["links"]:
+        if "node4" not in {pair["sender"], pair["receiver"]}:
+            expected = min(rates[pair["sender"]], rates[pair["receiver"]])
+            assert abs(pair["mbits"] - expected) <= 0.1 * expected, pair
+    saw = {one["host"]: one["saw"] for one in document["findings"]}
+    assert set(saw) == {"node2", "node4"}
+    assert "Mbit/s at best" in saw["node2"]
+    assert "packets lost" in saw["node4"]
+    assert lab.read("head", "/root/links.html").count("<td") == 16
+
+
+def test_who_names_the_ranks_of_a_run(lab):
+    """A process that is a rank of a run is shown with host, user, pid and run; other processes are not."""
+    rank = ["/bin/sh", "-c", "sleep 60; : python -m llmtrain.train.rank"]
+    with lab.popen("node2", rank, env={"LLMTRAIN_RUN_ID": "demo-1", "RANK": "3"}) as process:
+        process.inner_pid()
+        argv = [sys.executable, "-c", faults.MAIN, "who", "--hosts", HOSTFILE, "--json"]
+        done = lab.run("head", argv, env={"PYTHONPATH": faults.SOURCE})
+        process.kill_group()
+    (use,) = json.loads(done.stdout)["uses"]
+    assert (use["host"], use["user"], use["run"], use["rank"]) == ("node2", "root", "demo-1", 3)

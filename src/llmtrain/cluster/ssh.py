@@ -50,9 +50,11 @@ def connect(name: str) -> SshTransport:
 class SshError(HostError):
     """A host that cannot be entered; ``check`` says at which step, in the words of :data:`findings.CHECKS`."""
 
-    def __init__(self, check: str, error: str, *, where: str, fix: str) -> None:
+    def __init__(self, check: str, error: str, *, where: str, fix: str, new_key: str | None = None) -> None:
         super().__init__(error, where=where, fix=fix)
         self.check = check
+        self.new_key = new_key
+        """The line for known_hosts that would make an unknown (never a changed) key known."""
 
 
 class _BusyError(Exception):
@@ -144,7 +146,9 @@ def _explain(error: Exception, target: SshTarget) -> Exception:  # noqa: PLR0911
             fix=f"ssh-keygen -R {shlex.quote(target.key_name)}  # only if the host was reinstalled",
         )
     if isinstance(error, _UnknownKeyError):
-        return SshError("host-key", f"the host key is unknown: {_print(error.key)}", where=name, fix=_trust(target))
+        line = f"{target.key_name} {error.key.get_name()} {error.key.get_base64()}"
+        unknown = f"the host key is unknown: {_print(error.key)}"
+        return SshError("host-key", unknown, where=name, fix=_trust(target), new_key=line)
     if isinstance(error, paramiko.AuthenticationException):
         tried = ", ".join(_describe_key(path) for path in target.identity_files) or "no key file"
         agent = " and the agent's keys" if target.use_agent else ""

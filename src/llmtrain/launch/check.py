@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.cluster.checks.links import judge_links
@@ -16,16 +17,17 @@ from llmtrain.cluster.local import LocalTransport
 from llmtrain.cluster.needs import Needs
 from llmtrain.cluster.network import NetworkChoice, choose_network
 from llmtrain.cluster.probes import Facts, examine, read_tree
-from llmtrain.errors import ExitCode, HostError, LlmtrainError, UsageError
+from llmtrain.errors import DiskError, ExitCode, HostError, LlmtrainError, UsageError
 from llmtrain.launch.asking import facts_request, needs_of, wanted_network
 from llmtrain.launch.between import PEER_CHECKS, Between, examine_between, measure_links
 from llmtrain.launch.job import Job, Selection, is_local, python_on, read_job
+from llmtrain.launch.warm import warm_hosts
 from llmtrain.spec.dataset import read_dataset
 from llmtrain.spec.hostfile import Cluster, read_hostfile, select
 from llmtrain.spec.modelinfo import read_model
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from llmtrain.cluster.pairs import PairResult
     from llmtrain.spec.runspec import RunSpec
@@ -88,6 +90,10 @@ class CheckReport:
     """The network ranks would use."""
     pairs: tuple[PairResult, ...] = ()
     """What was measured between hosts."""
+    new_keys: Mapping[str, str] = field(default_factory=dict)
+    """Host -> line for known_hosts, where the key is unknown and nothing else is known about the host."""
+    needs: Needs = field(default_factory=Needs)
+    """What the run needs of the hosts."""
 
     @property
     def exit_code(self) -> ExitCode:
@@ -160,6 +166,7 @@ def _examine(subject: Subject, scope: Scope, fleet: Fleet, opened: HostResults[T
     findings = [*unreachable(opened.failed), *unreachable(answered.failed)]
     network = None
     pairs: list[PairResult] = []
+    needs = Needs(trees=here)
     if facts:
         needs = needs_of(subject.job, facts, here) if subject.job else Needs(trees=here)
         findings += judge(subject.cluster, facts, needs)
@@ -177,6 +184,8 @@ def _examine(subject: Subject, scope: Scope, fleet: Fleet, opened: HostResults[T
         facts=facts,
         network=network,
         pairs=tuple(pairs),
+        new_keys={name: line for name, error in opened.failed.items() if (line := getattr(error, "new_key", None))},
+        needs=needs,
     )
 
 
@@ -216,3 +225,33 @@ def _between(subject: Subject, scope: Scope, fleet: Fleet, hosts: Between) -> li
     if subject.local or not scope.checks & (PEER_CHECKS | {"ssh-agree"}):
         return []
     return examine_between(Fleet({name: fleet[name] for name in hosts.facts}), hosts, scope.checks, use_passes=False)
+
+
+def warm(subject: Subject, report: CheckReport, cold: Mapping[str, Sequence[str]]) -> None:
+    """Compile on the hosts what the run will need.
+
+    Raises:
+        HostFailuresError: a build failed somewhere.
+    """
+    opened = open_hosts(subject)
+    fleet = Fleet(opened.good)
+    try:
+        here = {name: ops for name, ops in cold.items() if name in fleet.transports}
+        warm_hosts(fleet, report.facts, here, cuda=report.needs.cuda)
+    finally:
+        fleet.close()
+
+
+def adopt_keys(lines: Sequence[str]) -> None:
+    """Make host keys known to OpenSSH and to us.
+
+    Raises:
+        DiskError: the file cannot be written.
+    """
+    path = Path.home() / ".ssh" / "known_hosts"
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with path.open("a", encoding="utf-8") as stream:
+            stream.writelines(f"{line}\n" for line in lines)
+    except OSError as error:
+        raise DiskError(f"cannot be written: {error.strerror}", where=str(path), fix=f"ls -l {path}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from llmtrain.cluster.findings import Finding
     from llmtrain.cluster.pairs import PairResult
     from llmtrain.launch.check import CheckReport
+    from llmtrain.launch.who import Use, Uses
 
 STYLES = {"fail": "bold red", "unknown": "magenta", "warn": "yellow", "ok": "green"}
 
@@ -76,13 +78,21 @@ class Checking:
         elif what == "stage":
             self.err.print(clean(values["text"]), markup=False)
 
+    def confirm(self, question: str) -> bool:
+        """Ask on the terminal; without one the answer is no."""
+        if not sys.stdin.isatty():
+            self.err.print(clean(f"not done, since nobody can be asked: {question}"), markup=False)
+            return False
+        self.err.print(clean(f"{question} [y/N] "), markup=False, end="")
+        return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
     def show(self, report: CheckReport, *, quiet: bool) -> None:
         """The findings, and the sum of them; on standard error if standard output is for JSON."""
         console = self.err if quiet else self.out
         lines = merge_findings(report.findings)
         if not quiet:
             _show_parity(console, parity(list(report.facts.values())), report.hosts)
-            show_matrix(console, report.pairs)
+            show_matrix(console, report.pairs, report.hosts)
             for line in lines:
                 _show_line(console, line)
         levels = [line.finding.level for line in lines]
@@ -93,15 +103,44 @@ class Checking:
 
 
 def _show_line(console: Console, line: Line) -> None:
+    """Lines are not broken: a fix is there to be copied."""
     one = line.finding
-    table = Table.grid(padding=(0, 1))
-    table.add_column(width=7)
-    table.add_column(overflow="fold")
-    head = Text.assemble((clean(fold_hosts(line.hosts)), "bold"), "  ", (one.check, "cyan"))
-    table.add_row(Text(one.level, style=STYLES[one.level]), head)
+    level = Text(f"{one.level:<8}", style=STYLES[one.level])
+    console.print(Text.assemble(level, (clean(fold_hosts(line.hosts)), "bold"), "  ", (one.check, "cyan")))
     for label, text in (("saw", one.saw), ("wanted", one.wanted), ("fix", one.fix)):
-        table.add_row("", Text(f"{label + ':':<8}{clean(text)}"))
-    console.print(table)
+        console.print(Text(f"        {label + ':':<8}{clean(text)}"))
+
+
+def show_uses(uses: Uses, *, quiet: bool) -> None:
+    """Who computes where, and which hosts did not answer."""
+    console = Console(highlight=False, soft_wrap=True)
+    if not quiet:
+        table = Table(box=None, pad_edge=False)
+        for column in ("host", "user", "pid", "accelerator", "run", "rank", "age", "command"):
+            table.add_column(column)
+        for one in uses.uses:
+            table.add_row(*(Text(clean(cell)) for cell in _use_cells(one)))
+        console.print(table if uses.uses else "nobody computes on these hosts")
+    for host, error in uses.failed.items():
+        print(clean(f"warning: {host}: {error.error}"), file=sys.stderr)
+
+
+def _use_cells(one: Use) -> tuple[str, ...]:
+    gpus = ",".join(map(str, one.accelerators)) or "-"
+    age = "-" if one.seconds is None else f"{one.seconds // 3600}:{one.seconds // 60 % 60:02}:{one.seconds % 60:02}"
+    rank = "-" if one.rank is None else str(one.rank)
+    return one.host, one.user or "?", str(one.pid), gpus, one.run or "-", rank, age, one.command[:60]
+
+
+def uses_json(uses: Uses) -> dict[str, Any]:
+    """The twin of :func:`show_uses`."""
+    failed = {host: error.error for host, error in uses.failed.items()}
+    return {
+        "ok": not failed,
+        "exit_code": 6 if failed else 0,
+        "uses": [asdict(one) for one in uses.uses],
+        "failed": failed,
+    }
 
 
 def check_json(report: CheckReport) -> dict[str, Any]:

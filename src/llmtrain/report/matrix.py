@@ -34,9 +34,9 @@ td, th {{ padding: .3em .6em; text-align: right }}
 """
 
 
-def show_matrix(console: Console, pairs: Sequence[PairResult]) -> None:
+def show_matrix(console: Console, pairs: Sequence[PairResult], order: Sequence[str]) -> None:
     """Mbit/s from row to column; nothing where nothing was measured, worst pairs only where there are too many."""
-    hosts = _hosts(pairs)
+    hosts = [host for host in order if host in _hosts(pairs)]
     if not hosts:
         return
     if len(hosts) > WIDE:

@@ -23,15 +23,18 @@ def judge_links(results: Sequence[PairResult]) -> list[Finding]:
     hosts = list(dict.fromkeys(name for one in results for name in (one.sender, one.receiver)))
     best = {host: max(one.mbits for one in results if host in {one.sender, one.receiver}) for host in hosts}
     least = {host: min(one.loss for one in results if host in {one.sender, one.receiver}) for host in hosts}
-    usual = median(best.values()) if best else 0.0
-    slow = {host for host in hosts if best[host] < SLOW * usual}
-    lossy = {host for host in hosts if least[host] >= LOSSY} if len(hosts) > 2 else set()
+    usual = {host: median([best[other] for other in hosts if other != host]) for host in hosts}
+    slow = [host for host in hosts if best[host] < SLOW * usual[host]]
+    lossy = [host for host in hosts if least[host] >= LOSSY] if len(hosts) > 2 else []
     findings = [
-        *(_finding(host, f"{best[host]:.1f} Mbit/s at best", f"{usual:.0f} Mbit/s, as other hosts") for host in slow),
-        *(_finding(host, f"{least[host]:.1%} of packets lost", "no loss") for host in sorted(lossy)),
+        *(
+            _finding(host, f"{best[host]:.1f} Mbit/s at best", f"{usual[host]:.0f} Mbit/s, as other hosts")
+            for host in slow
+        ),
+        *(_finding(host, f"{least[host]:.1%} of packets lost", "no loss") for host in lossy),
     ]
     for one in results:
-        if {one.sender, one.receiver} & (slow | lossy):
+        if {one.sender, one.receiver} & {*slow, *lossy}:
             continue
         expected = min(best[one.sender], best[one.receiver])
         if one.mbits < SLOW * expected:
