@@ -87,7 +87,14 @@ DENSE: dict[str, Family] = {
         affine="both",
         tied=True,
     ),
-    "opt": Family(layer=layers.opt, prefix="model.decoder", before=layers.opt_before, final_norm="", tied=True),
+    "opt": Family(
+        layer=layers.opt,
+        prefix="model.decoder",
+        before=layers.opt_before,
+        final_norm="",
+        tied=True,
+        defaults={"max_position_embeddings": 2048},
+    ),
     "bloom": Family(
         layer=layers.bloom,
         prefix="transformer",
