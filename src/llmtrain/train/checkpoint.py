@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
+import math
 import shutil
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.errors import DiskError, InputFileError, RankFailedError
-from llmtrain.train.records import SCHEMA, write_json
+from llmtrain.process import write_json
+from llmtrain.train.modeldir import tidy, write_pretty
+from llmtrain.train.records import SCHEMA
 
 if TYPE_CHECKING:
     from llmtrain.train.crew import Crew
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 KEEP = 2
 """Checkpoints kept on each host."""
 NOTE = "checkpoint.json"
-_LOADING_KEYS = ("is_local", "local_files_only")
 
 # --- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -65,16 +66,18 @@ def _write_shared_files(trainer: Any, run: RankRun, partial: Path, tag: str) -> 
         torch.save(trainer.lr_scheduler.state_dict(), partial / SCHEDULER_NAME)
     trainer.state.save_to_json(str(partial / TRAINER_STATE_NAME))
     (partial / "latest").write_text(tag, encoding="utf-8")
-    note = {
-        "schema": SCHEMA,
-        "run_id": run.run_id,
-        "step": trainer.state.global_step,
+    note = {"schema": SCHEMA, "run_id": run.run_id, "step": trainer.state.global_step, **_shape(run)}
+    write_json(partial / NOTE, note)
+
+
+def _shape(run: RankRun) -> dict[str, int]:
+    """What must be the same for a run to go on from another's checkpoint with the same data order."""
+    return {
         "world_size": run.world_size,
         "zero_stage": run.deepspeed.get("zero_optimization", {}).get("stage", 0),
         "batch_global": run.batch.global_size,
         "seed": run.training.seed,
     }
-    write_json(partial / NOTE, note)
 
 
 def _prune(checkpoints: Path) -> None:
@@ -99,8 +102,7 @@ def check_resume(run: RankRun) -> Path | None:
             where=str(directory),
             fix="name a folder like checkpoints/step-000100 that exists on every host",
         ) from None
-    now = {"world_size": run.world_size, "batch_global": run.batch.global_size, "seed": run.training.seed}
-    for key, value in now.items():
+    for key, value in _shape(run).items():
         if note.get(key) != value:
             raise InputFileError(
                 f"training.resume: the checkpoint has {key} {note.get(key)}, this run has {value}",
@@ -168,16 +170,14 @@ def write_model(
     partial = run.output.with_name(f".{run.output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     _check_space(partial.parent, sum(tensor.numel() * tensor.element_size() for tensor in weights.values()))
-    count = len({id(tensor) for tensor in weights.values()})
-    elements = sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in weights.values()}.values())
     base = Path(run.model.path)
     _restore_configs(model, base)
     model.save_pretrained(partial, state_dict=weights)
     tokenizer.save_pretrained(partial)
     _finish_configs(partial, base, "float32" if run.model.dtype == "fp32" else "bfloat16", stop_tokens)
     (partial / "README.md").write_text(card, encoding="utf-8")
-    _compare_tensors(partial, base, model.base_model_prefix, count=count, elements=elements)
-    _open_to_readers(partial)
+    _compare_tensors(partial, base, model)
+    tidy(partial)
     if run.output.is_dir():
         run.output.rmdir()  # checked to be empty before the training
     run.output.parent.mkdir(parents=True, exist_ok=True)
@@ -195,11 +195,11 @@ def _check_space(folder: Path, needed: int) -> None:
 
 def _restore_configs(model: Any, base: Path) -> None:
     """Undo what training changed in the configuration; a tuned model should generate as fast as its base."""
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import GenerationConfig
 
-    # The trainer switches the cache off for gradient checkpointing. Read as plain data: no code of the model runs.
+    # The trainer switches the cache off for gradient checkpointing. A base that says nothing means the default, on.
     plain = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    model.config.use_cache = plain.get("use_cache", AutoConfig.for_model(model.config.model_type).use_cache)
+    model.config.use_cache = plain.get("use_cache", True)
     # save_pretrained refuses a generation config that contradicts itself, which many models have; the base's own
     # file takes its place afterwards.
     if (base / "generation_config.json").is_file():
@@ -209,7 +209,7 @@ def _restore_configs(model: Any, base: Path) -> None:
 def _finish_configs(partial: Path, base: Path, dtype: str, stop_tokens: tuple[int, ...]) -> None:
     config = json.loads((partial / "config.json").read_text(encoding="utf-8"))
     config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
-    _write_pretty(partial / "config.json", config)
+    write_pretty(partial / "config.json", config)
     source = base if (base / "generation_config.json").is_file() else partial
     generation = json.loads((source / "generation_config.json").read_text(encoding="utf-8"))
     known = generation.get("eos_token_id")
@@ -218,44 +218,31 @@ def _finish_configs(partial: Path, base: Path, dtype: str, stop_tokens: tuple[in
     if added:
         # Trained to end its turn with this token, the model must also be stopped there.
         generation["eos_token_id"] = [*added, *stops]
-    _write_pretty(partial / "generation_config.json", generation)
-    # transformers saves how the tokenizer was loaded here, which would keep others from loading it elsewhere.
-    settings = json.loads((partial / "tokenizer_config.json").read_text(encoding="utf-8"))
-    _write_pretty(
-        partial / "tokenizer_config.json", {key: settings[key] for key in settings if key not in _LOADING_KEYS}
-    )
+    write_pretty(partial / "generation_config.json", generation)
 
 
-def _write_pretty(path: Path, document: dict[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _compare_tensors(partial: Path, base: Path, prefix: str, *, count: int, elements: int) -> None:
+def _compare_tensors(partial: Path, base: Path, model: Any) -> None:
     """The written tensors must be those of the base model, or at least as many numbers as were trained.
 
     The second measure is for bases whose files name tensors in an older way, which transformers renames on loading.
     """
-    written, original = read_tensor_shapes(partial), read_tensor_shapes(base)
-    if _plain_names(written, prefix) == _plain_names(original, prefix):
-        return
-    if len(written) >= count and sum(_size(shape) for shape in written.values()) == elements:
-        return
-    missing = sorted(_plain_names(original, prefix).keys() - _plain_names(written, prefix).keys())
-    raise RankFailedError(
-        f"the written model has {len(written)} tensors, {count} were trained; missing, for example: {missing[:3]}",
-        where=str(partial),
+    prefix = f"{model.base_model_prefix}."
+    shapes = read_tensor_shapes(partial)
+    written, original = (
+        {name.removeprefix(prefix): shape for name, shape in found.items()}
+        for found in (shapes, read_tensor_shapes(base))
     )
-
-
-def _plain_names(shapes: dict[str, tuple[int, ...]], prefix: str) -> dict[str, tuple[int, ...]]:
-    return {name.removeprefix(f"{prefix}."): shape for name, shape in shapes.items()}
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
+    if written == original:
+        return
+    # ds_numel: what ZeRO-3 has divided says how large it is as a whole.
+    trained = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
+    numbers = sum(math.prod(shape) for shape in shapes.values())
+    if numbers < trained:
+        missing = sorted(original.keys() - written.keys())
+        raise RankFailedError(
+            f"the written model has {numbers} parameters, {trained} were trained; missing, for example: {missing[:3]}",
+            where=str(partial),
+        )
 
 
 def read_tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -267,11 +254,3 @@ def read_tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
             header = json.loads(file.read(length))
         shapes.update({name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"})
     return shapes
-
-
-def _open_to_readers(directory: Path) -> None:
-    """Give all files the usual mode: safetensors makes them readable by their owner alone."""
-    mask = os.umask(0)
-    os.umask(mask)
-    for path in directory.iterdir():
-        path.chmod(0o666 & ~mask)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.errors import InputFileError
+from llmtrain.process import write_json
 from llmtrain.spec.dataset import iter_examples
 from llmtrain.train.masking import IGNORED, Encoded, MaskError, encode_by_prefixes, encode_marked, encode_text
-from llmtrain.train.records import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

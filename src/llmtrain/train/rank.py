@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from llmtrain.errors import InputFileError, UsageError
+from llmtrain.process import write_json
 from llmtrain.train.failure import describe_failure
 from llmtrain.train.place import parse_place
-from llmtrain.train.records import SCHEMA, Beat, write_json
+from llmtrain.train.records import SCHEMA, Beat
 from llmtrain.train.runjson import read_run
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ def execute(run_json: Path, beat: Beat | None = None) -> int:
     }
     if error is None:
         beat.enter("done")
-    write_json(run_json.parent / "done" / f"{rank}.json", document)
+    done = run_json.parent / "done"
+    done.mkdir(exist_ok=True)
+    write_json(done / f"{rank}.json", document)
     return 0 if error is None else 1
 
 

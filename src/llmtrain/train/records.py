@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from typing import TYPE_CHECKING, Any
+
+from llmtrain.process import write_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,21 +14,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
-def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write a whole JSON document or nothing: temporary name, fsync, rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with partial.open("w", encoding="utf-8") as file:
-        # allow_nan=False: NaN is not JSON, and other tools must be able to read these files.
-        json.dump(document, file, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-
-
 def append_json(path: Path, document: dict[str, Any]) -> None:
-    """Append one line to a JSONL file in a single write."""
+    """Append one line to a JSONL file in a single write; NaN, which is not JSON, is refused."""
     line = json.dumps(document, allow_nan=False) + "\n"
     with path.open("a", encoding="utf-8") as file:
         file.write(line)
@@ -38,6 +26,7 @@ class Beat:
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         self._path = run_dir / "beat" / f"{rank}.json"
+        self._path.parent.mkdir(exist_ok=True)
         self._rank = rank
         self._written_at = float("-inf")
         self.phase = ""

@@ -18,8 +18,16 @@ if TYPE_CHECKING:
     from llmtrain.train.place import Place
 
 
+MAX_SKIPPED = 10
+"""Steps in a row with gradients that are not finite; DeepSpeed leaves the weights alone in each of them."""
+
+
 class NonFiniteLossError(RankFailedError):
     """The loss became NaN or infinite."""
+
+
+class NonFiniteGradientsError(RankFailedError):
+    """Nothing is learned any more, because the gradients stay NaN or infinite."""
 
 
 class Telemetry(TrainerCallback):  # type: ignore[misc]
@@ -35,6 +43,7 @@ class Telemetry(TrainerCallback):  # type: ignore[misc]
         self._beat = beat
         self._began = self._mark = time.monotonic()
         self._tokens = 0
+        self._skipped = 0
         self.first_loss: float | None = None
         self.last_loss: float | None = None
         self.eval_loss: float | None = None
@@ -52,34 +61,43 @@ class Telemetry(TrainerCallback):  # type: ignore[misc]
         """Write down one step; refuse to go on with a loss that is not a number."""
         if not logs or "loss" not in logs:
             return
-        tokens, seconds = self._count(logs)
         loss = float(logs["loss"])
-        finite = math.isfinite(loss)
+        self._write(self._describe_step(state, logs, loss))
+        self._refuse_nonfinite(state.global_step, loss, logs.get("grad_norm"))
+        self.first_loss = loss if self.first_loss is None else self.first_loss
+        self.last_loss = loss
+
+    def _describe_step(self, state: Any, logs: dict[str, Any], loss: float) -> dict[str, Any]:
+        tokens, seconds = self._count(logs)
+        rate = round(tokens / seconds, 1) if seconds > 0 else None
+        learning_rate = float(logs.get("learning_rate") or 0.0)
+        self._say(f"step {state.global_step}/{state.max_steps} loss {loss:.4f} lr {learning_rate:.3g} tokens/s {rate}")
         line = {
             "schema": SCHEMA,
             "step": state.global_step,
             "max_steps": state.max_steps,
             "epoch": round(float(state.epoch or 0.0), 6),
             "loss": _number(loss),
-            "learning_rate": _number(logs.get("learning_rate")),
-            "tokens_per_s": round(tokens / seconds, 1) if seconds > 0 else None,
+            "learning_rate": learning_rate,
+            "tokens_per_s": rate,
             "grad_norm": _number(logs.get("grad_norm")),
             "time": time.time(),
         }
-        if not finite:
-            line["nonfinite"] = True
-        self._write(line)
-        if not finite:
+        return line if math.isfinite(loss) else {**line, "nonfinite": True}
+
+    def _refuse_nonfinite(self, step: int, loss: float, grad_norm: float | None) -> None:
+        if not math.isfinite(loss):
             raise NonFiniteLossError(
-                f"the loss is {loss} in step {state.global_step}, so the weights are spoilt from here on",
+                f"the loss is {loss} in step {step}, so the weights are spoilt from here on",
                 fix="lower training.learning_rate, use bf16 instead of fp16, or look for broken examples",
             )
-        self.first_loss = loss if self.first_loss is None else self.first_loss
-        self.last_loss = loss
-        self._say(
-            f"step {state.global_step}/{state.max_steps} loss {loss:.4f} lr {logs.get('learning_rate') or 0:.3g}"
-            f" tokens/s {line['tokens_per_s']}"
-        )
+        skips = grad_norm is not None and not math.isfinite(grad_norm)
+        self._skipped = self._skipped + 1 if skips else 0
+        if self._skipped >= MAX_SKIPPED:
+            raise NonFiniteGradientsError(
+                f"the gradients have not been finite for {MAX_SKIPPED} steps up to step {step}, so nothing is learned",
+                fix="lower training.learning_rate, use bf16 instead of fp16, or look for broken examples",
+            )
 
     def on_evaluate(
         self, _args: Any, state: Any, _control: Any, metrics: dict[str, Any] | None = None, **_: Any
