@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from llmtrain import __version__
+from llmtrain import __version__, cli_plan
 from llmtrain.errors import ExitCode, LlmtrainError, UsageError
 
 if TYPE_CHECKING:
@@ -176,6 +176,9 @@ def _finish(document: dict[str, Any] | None, code: int) -> NoReturn:
     if document is not None:
         sys.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
     raise typer.Exit(code)
+
+
+cli_plan.register(app)
 
 
 def main() -> None:

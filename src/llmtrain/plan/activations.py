@@ -136,7 +136,7 @@ def _attention(shape: ModelShape, setup: Setup, style: Style) -> tuple[float, fl
     eager = setup.attention == "eager"
     masked = eager or (setup.attention == "sdpa" and setup.padded)
     repeated = query if masked or not style.grouped else narrow
-    kept = 2 * query + 2 * repeated * 2 + 2 * query
+    kept: float = 2 * query + 2 * repeated * 2 + 2 * query
     if style.qkv_kept:
         kept += 2 * (query + 2 * narrow) - (2 * repeated if repeated == narrow or not style.grouped else 0)
         if not style.rotary:

@@ -24,6 +24,7 @@ ASSUMPTIONS = {
     "host.adam": "seconds of CPU Adam per billion parameters on a host",
     "link.inter": "all network cards of a host together, as in 100Gbit",
     "link.intra": "ring inside a host, GB/s",
+    "gpu": "accelerator of the hosts, by its catalogue name",
     "gpu.memory": "memory of an accelerator, as in 80GiB",
     "gpu.tflops": "matmul rate",
     "software": "measured over predicted speed, as in 0.8",

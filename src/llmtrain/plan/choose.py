@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from llmtrain.plan.catalogue import Hardware
-    from llmtrain.plan.setup import Setup
+    from llmtrain.plan.setup import Device, Setup
     from llmtrain.plan.shape import ModelShape
 
-OFFLOADS: tuple[tuple[int, str, str], ...] = (
+OFFLOADS: tuple[tuple[int, Device, Device], ...] = (
     (1, "none", "none"),
     (2, "none", "none"),
     (2, "cpu", "none"),
