@@ -69,25 +69,31 @@ def own(optimizer, stage):
             "bucket": size([bucket.buffer for bucket in optimizer.ipg_buckets.values()]),
             "sub_groups": list(optimizer.fp16_partitioned_groups_flat_numel),
         }
-    buffers = [buffer for bucket in optimizer.ipg_buckets.values() for buffer in bucket.buffer]
     return {
         "weights": size(optimizer.bit16_groups_flat),
         "master": size(optimizer.single_partition_of_fp32_groups),
         "upload": size(getattr(optimizer, "param_buffer_of_bit16_for_cpu_offload_groups", [])),
-        "bucket": size(buffers),
         "padding": list(optimizer.groups_padding),
     }
 
 
-def accumulated(optimizer, stage):
+def watch_buckets(optimizer, sizes):
+    """Stages 1 and 2 make their buckets for each backward pass anew."""
+    real = optimizer.setup_buckets
+
+    def watched():
+        real()
+        sizes["bucket"] = size(buffer for bucket in optimizer.ipg_buckets.values() for buffer in bucket.buffer)
+
+    optimizer.setup_buckets = watched
+
+
+def accumulated(optimizer):
     """Bytes of gradients held between backward and step."""
-    if stage == 3:
-        return 0
     held = [t for group in optimizer.averaged_gradients.values() if group is not None for t in group]
     host = [item.grad for item in optimizer.single_partition_of_fp32_groups] if optimizer.cpu_offload else []
     offloaded = list(getattr(optimizer, "accumulated_grads_in_cpu", {}).values()) if optimizer.cpu_offload else []
-    weights = [p.grad for group in optimizer.bit16_groups for p in group] if stage == 1 else []
-    return {"gradients": size([*held, *weights]), "accumulated": size(offloaded), "step_gradient": size(host)}
+    return {"gradients": size(held), "accumulated": size(offloaded), "step_gradient": size(host)}
 
 
 def run(case):
@@ -110,6 +116,8 @@ def run(case):
     optimizer = torch.optim.AdamW([{"params": group} for group in groups if group], lr=1e-4)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=case["deepspeed"])
     zero, sizes, traffic = engine.optimizer, {}, []
+    if stage in (1, 2):
+        watch_buckets(zero, sizes)
     for step in range(3):
         for micro in range(case["accumulation"]):
             calls.clear()
@@ -117,8 +125,7 @@ def run(case):
             loss = engine(input_ids=ids, labels=ids).loss
             engine.backward(loss)
             if micro == case["accumulation"] - 1 and step == 2 and stage in (1, 2):
-                sizes |= accumulated(zero, stage)
-                sizes["bucket"] = own(zero, stage)["bucket"]
+                sizes |= accumulated(zero)
             during = list(calls)
             calls.clear()
             engine.step()

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections import deque
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from llmtrain.plan.partition import slice_of
+from llmtrain.plan.setup import Setup
 
 if TYPE_CHECKING:
-    from llmtrain.plan.setup import Setup
     from llmtrain.plan.shape import ModelShape, Parameter
 
 BEFORE_ATTENTION = re.compile(r"input_layernorm|ln_1$|norm_1$|ln_attn|ln_mlp|self_attn_layer_norm|attention_layernorm$")
@@ -88,6 +89,26 @@ def _place_in_layer(module: Module) -> int:
 
 def plan_gathers(shape: ModelShape, setup: Setup) -> Gathers:
     """Walk through one micro batch."""
+    limits = (setup.prefetch, setup.persist, setup.max_live, setup.max_reuse)
+    return _walk_once(shape, setup.ranks, limits, setup.checkpointing)
+
+
+@lru_cache(maxsize=64)
+def _walk_once(shape: ModelShape, ranks: int, limits: tuple[int, int, int, int], checkpointing: bool) -> Gathers:
+    prefetch, persist, max_live, max_reuse = limits
+    setup = Setup(
+        stage=3,
+        ranks=ranks,
+        slots=1,
+        micro=1,
+        accumulation=1,
+        length=1,
+        checkpointing=checkpointing,
+        prefetch=prefetch,
+        persist=persist,
+        max_live=max_live,
+        max_reuse=max_reuse,
+    )
     modules = _with_containers(plan_modules(shape))
     order = [*modules, *_backward_order(modules, checkpointing=setup.checkpointing)]
     keeps = {item.name for module in modules for item in module.parameters if item.numel <= setup.persist}

@@ -85,7 +85,10 @@ def read_request(spec: RunSpec, *, cluster: str | None = None, assumptions: Sequ
     if len({len(host.slots) for host in machines.hosts}) > 1:
         choices.append(Choice(key="slots", value=slots, reason="hosts differ; the largest is the tightest"))
     rendered = render_deepspeed(
-        read_config(preset), overrides_layer(spec.deepspeed), model=_info(shape), wanted=_wanted(spec, machines.world_size)
+        read_config(preset),
+        overrides_layer(spec.deepspeed),
+        model=_info(shape),
+        wanted=_wanted(spec, machines.world_size),
     )
     setup = plan_setup(
         rendered.config,
@@ -120,7 +123,9 @@ def _machines(spec: RunSpec, cluster: str | None, gpu: str | None, choices: list
         return machines, find_accelerator(gpu) if gpu else accelerator
     if spec.hosts is None:
         raise UsageError(
-            "neither --hosts nor --cluster", where="command line", fix="for hosts you do not have yet: --cluster 2x8xA100-80G"
+            "neither --hosts nor --cluster",
+            where="command line",
+            fix="for hosts you do not have yet: --cluster 2x8xA100-80G",
         )
     if gpu is None:
         choices.append(Choice(key="gpu", value=USUAL, reason="no host was asked; --assume gpu=NAME says otherwise"))

@@ -37,7 +37,7 @@ class Parameter:
     shape: tuple[int, ...]
     """Its dimensions."""
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """How many numbers it holds."""
         return math.prod(self.shape)
@@ -47,19 +47,19 @@ class Parameter:
         """The module that owns it; ZeRO-3 gathers the parameters of one module together."""
         return self.name.rpartition(".")[0]
 
-    @property
+    @cached_property
     def layer(self) -> int | None:
         """Index of its decoder layer, None outside the layers."""
         found = LAYER.search(f".{self.name}")
         return int(found[1]) if found else None
 
-    @property
+    @cached_property
     def is_decayed(self) -> bool:
         """Whether weight decay applies: the Trainer makes two groups of parameters of this."""
         return NOT_DECAYED.search(self.name) is None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ModelShape:
     """What the estimates need to know of a model."""
 
@@ -156,8 +156,10 @@ class ModelShape:
         Args:
             split: the Trainer's two groups, with and without weight decay; otherwise all in one.
         """
-        if not split:
-            return (self.parameters,)
+        return self._split if split else (self.parameters,)
+
+    @cached_property
+    def _split(self) -> tuple[tuple[Parameter, ...], ...]:
         parts = (
             tuple(item for item in self.parameters if item.is_decayed),
             tuple(item for item in self.parameters if not item.is_decayed),

@@ -81,7 +81,9 @@ class Placement:
                 for group in plan_flat_groups(self.shape, self.setup)
                 for item, first, last in group.owned_by(rank)
             )
-        return tuple(Slice(parameter=item, rank=rank, first=0, last=item.numel, padding=0) for item in self.shape.parameters)
+        return tuple(
+            Slice(parameter=item, rank=rank, first=0, last=item.numel, padding=0) for item in self.shape.parameters
+        )
 
     def bytes_of_rank(self, rank: int) -> dict[str, tuple[str, int]]:
         """Role -> (device, bytes) of one rank's model states, padding included."""
@@ -185,7 +187,9 @@ def map_json(placement: Placement) -> dict[str, Any]:
         "batch": {"micro": setup.micro, "accumulation": setup.accumulation, "length": setup.length},
         "places": {"weights": setup.params, "states": setup.optimizer},
         "tensors": tensor_rows(placement),
-        "rank_bytes": {role: {"device": where, "bytes": size} for role, (where, size) in placement.bytes_of_rank(0).items()},
+        "rank_bytes": {
+            role: {"device": where, "bytes": size} for role, (where, size) in placement.bytes_of_rank(0).items()
+        },
         "ranges": _ranges(placement),
         "sub_groups": [
             {"tensors": len(group.parameters), "numel": group.numel, "on_host": group.on_host} for group in groups

@@ -116,7 +116,9 @@ def show_ranking(console: Console, ranking: Ranking, *, limit: int = 12) -> None
     """The configurations, best first."""
     table = Table(box=None, pad_edge=False)
     for column in ("configuration", "verdict", "GPU GiB", "host GB", "tokens/s per GPU", "step s", "bound by"):
-        table.add_column(column, overflow="fold", justify="left" if column in ("configuration", "bound by") else "right")
+        table.add_column(
+            column, overflow="fold", justify="left" if column in ("configuration", "bound by") else "right"
+        )
     for row in ranking.rows[:limit]:
         table.add_row(
             describe(row.setup),

@@ -86,7 +86,7 @@ def trace_activations(
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = AutoModelForCausalLM.from_config(config, dtype=kind).train()
         if checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            _checkpoint(model)
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(_forget)
         ids = torch.zeros((micro, length), dtype=torch.long)
@@ -103,3 +103,11 @@ def trace_activations(
 def _forget(parameter: torch.Tensor) -> None:
     """ZeRO moves a gradient into its bucket as soon as it is there."""
     parameter.grad = None
+
+
+def _checkpoint(model: Any) -> None:
+    newer = getattr(model, "activation_checkpointing_enable", None)
+    if newer is not None:
+        newer()  # transformers 5: not reentrant anyway
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
