@@ -133,7 +133,7 @@ def read_rows() -> list[Row]:
             Row(
                 number=row["id"],
                 study="gist" if gist else "llm-foundry" if foundry else "Open-Llama",
-                label=f"{row['model']} Z{row['zero']} {row['offload']} s{row['seq']} b{row['mbs']} ck{row['ckpt']} {row['gpu']}",
+                label="{model} Z{zero} {offload} s{seq} b{mbs} ck{ckpt} {gpu}".format(**row),
                 found=estimate(shape_of(row["model"]), setup, hardware),
                 gpu=float(row["gpu_mem_GiB"]) if row["gpu_mem_GiB"] else None,
                 before_step=gist and row["ga"] == "8",
@@ -187,7 +187,8 @@ def share(errors: list[float], bar: float) -> str:
     inside = sum(abs(error) <= bar for error in errors)
     absolute = [abs(error) for error in errors]
     return (
-        f"{inside}/{len(errors)} within {bar:.0%} ({inside / len(errors):.0%}); median {statistics.median(absolute):.1%},"
+        f"{inside}/{len(errors)} within {bar:.0%} ({inside / len(errors):.0%});"
+        f" median {statistics.median(absolute):.1%},"
         f" mean {statistics.mean(absolute):.1%}, worst {max(absolute):.1%}; n = {len(errors)}"
     )
 

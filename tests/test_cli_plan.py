@@ -37,7 +37,9 @@ def call(*argv):
 
 def test_plan_prints_one_json_document(config):
     """--json prints the promised keys for hosts one does not have."""
-    document = json.loads(call("plan", "--model", config, "--cluster", "6x8xA100-80G", "--config", "zero3-offload", "--json"))
+    document = json.loads(
+        call("plan", "--model", config, "--cluster", "6x8xA100-80G", "--config", "zero3-offload", "--json")
+    )
     assert document["verdict"] == "fits"
     assert document["gpu"]["peak_allocated_bytes"] < document["gpu"]["peak_reserved_bytes"]
     assert 250e9 < document["host"]["ram_bytes"] < 450e9
@@ -68,13 +70,23 @@ def test_compare_ranks(config):
 
 
 def test_map_writes_a_page(config, tmp_path):
-    """map --html writes one page and --param says where a slice is."""
+    """Map --html writes one page and --param says where a slice is."""
     page = tmp_path / "map.html"
     told = call("map", "--model", config, "--cluster", "2x4xA100-80G", "--config", "zero3", "--html", str(page))
     assert "No layer lives on a GPU" in " ".join(told.split())
     assert page.read_text().startswith("<!doctype html>")
     told = call(
-        "map", "--model", config, "--cluster", "2x4xA100-80G", "--config", "zero3", "--param", "layers.3.mlp.up_proj", "--rank", "5"
+        "map",
+        "--model",
+        config,
+        "--cluster",
+        "2x4xA100-80G",
+        "--config",
+        "zero3",
+        "--param",
+        "layers.3.mlp.up_proj",
+        "--rank",
+        "5",
     )
     assert "rank 5 on host1: numbers 112,721,920 to 135,266,304" in " ".join(told.split())
 
@@ -89,7 +101,8 @@ def test_torch_is_not_needed(config):
     """Help, plan and map run without importing torch."""
     code = (
         "import sys\nfrom typer.testing import CliRunner\nfrom llmtrain.cli import app\n"
-        "for argv in (['plan', '--help'], ['plan', '--model', 'config.json', '--cluster', '6x8xA100-80G', '--compare']):\n"
+        "ask = ['plan', '--model', 'config.json', '--cluster', '6x8xA100-80G', '--compare']\n"
+        "for argv in (['plan', '--help'], ask):\n"
         "    assert CliRunner().invoke(app, argv, catch_exceptions=False).exit_code == 0\n"
         "assert not {'torch', 'transformers', 'deepspeed'} & set(sys.modules)\n"
     )

@@ -63,9 +63,10 @@ def plan(
     show_estimate(console, found, changes, request.choices)
     show_cost(console, found, _max_steps(sets, run_file))
     if trace:
-        from llmtrain.report.traced import show_trace
+        from llmtrain.launch.tracing import run_trace
+        from llmtrain.report.estimates import show_trace
 
-        show_trace(console, found)
+        show_trace(console, found, run_trace(found))
     if html:
         _write_html(html, request)
     if as_json:

@@ -125,7 +125,7 @@ def expected_sizes(shape, setup, rank):
         groups = plan_sub_groups(shape, setup)
         own = sum(group.numel for group in groups)
         return {
-            "weights": setup.width * own + (0 if setup.params == "none" else 0),
+            "weights": setup.width * own,
             "persistent": setup.width * sum(item.numel for item in persistent(shape, setup)),
             "master": 4 * own,
             "moments": 8 * own,
@@ -142,7 +142,9 @@ def expected_sizes(shape, setup, rank):
         "master": 4 * own,
         "moments": 8 * own,
         "gradients": 0 if offloaded else held,
-        "accumulated": held if offloaded else 0,
+        "accumulated": setup.gradient_width * sum(p.numel for g in groups for p, _, _ in g.owned_by(rank))
+        if offloaded
+        else 0,
         "step_gradient": 4 * own if offloaded else 0,
         "upload": setup.width * own if offloaded else 0,
         "bucket": setup.traffic_width * setup.reduce_bucket * (2 if setup.overlap else 1),

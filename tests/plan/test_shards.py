@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_states_are_divided_without_gap_or_overlap(stage):
         ends = sorted(parts[item.name])
         assert ends[0][0] == 0
         assert ends[-1][1] == item.numel
-        assert all(left[1] == right[0] for left, right in zip(ends, ends[1:], strict=False))
+        assert all(left[1] == right[0] for left, right in pairwise(ends))
 
 
 def test_zero3_cuts_every_tensor():

@@ -22,10 +22,11 @@ os.environ.update(
     OMP_NUM_THREADS="1",
 )
 
-import deepspeed
-import torch
-from deepspeed.comm import comm
-from transformers import AutoConfig, AutoModelForCausalLM, Trainer
+# DeepSpeed reads the environment when it is imported.
+import deepspeed  # noqa: E402
+import torch  # noqa: E402
+from deepspeed.comm import comm  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer  # noqa: E402
 
 logging.disable(logging.WARNING)
 calls: list[tuple[str, int]] = []

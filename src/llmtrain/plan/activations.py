@@ -41,7 +41,7 @@ class Style:
 PLAIN_NORM = 8
 """Two nn.LayerNorm: each keeps its input 2 (the residual stream) and its output 2."""
 LOGITS, LOGITS_OLD = 12, 17
-"""Per token and word: log-softmax, its gradient, that of the 32-bit logits; up to transformers 4.44 with a shifted copy."""
+"""Per token and word: log-softmax, its gradient, that of the 32-bit logits; up to transformers 4.44 a shifted copy."""
 GELU_IN_PYTHON = 10
 """Input 2, tanh 2, two factors 4, product 2 (GPT-2's gelu_new)."""
 

@@ -71,7 +71,11 @@ def _stage012(shape: ModelShape, setup: Setup, rank: int) -> list[Term]:
         found += [
             term("master weights", master * own * trained, f"4P{divided}, 32-bit", ZERO12),
             term(
-                "Adam moments", 8 * own * trained, f"8P{divided}, made by the first step", ZERO12, AFTER_STEP + STEP[:1]
+                "Adam moments",
+                8 * own * trained,
+                f"8P{divided}, made by the first step",
+                ZERO12,
+                (*AFTER_STEP, "first step"),
             ),
             term("32-bit gradients", 4 * own * trained if setup.stage else 0, "4P/N, while stepping", ZERO12, STEP),
         ]
@@ -102,7 +106,7 @@ def _stage3(shape: ModelShape, setup: Setup) -> list[Term]:
         )
     found += [
         term("master weights", (4 if setup.width < 4 else 0) * here * trained, "4P/N, 32-bit", ZERO3),
-        term("Adam moments", 8 * here * trained, "8P/N, made by the first step", ZERO3, AFTER_STEP + STEP[:1]),
+        term("Adam moments", 8 * here * trained, "8P/N, made by the first step", ZERO3, (*AFTER_STEP, "first step")),
         term(
             "reduce bucket",
             setup.traffic_width * setup.reduce_bucket if setup.contiguous else 0,

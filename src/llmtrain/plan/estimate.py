@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.errors import DoesNotFitError
@@ -61,6 +61,34 @@ def refuse_what_cannot_fit(found: Estimate, *, fixes: tuple[str, ...] = ()) -> N
         where=f"{found.setup.ranks} ranks, {found.setup.slots} on a host, {found.hardware.accelerator}",
         fix="; or ".join(fixes) or "llmtrain plan --compare shows what fits",
     )
+
+
+def check_fit(
+    shape: ModelShape, setup: Setup, hardware: Hardware, *, ram_bytes: int | None = None, gpu_bytes: int | None = None
+) -> Estimate:
+    """What ``launch`` asks before it starts anything: estimate, with the hosts' real limits, and refuse.
+
+    Args:
+        shape: the model.
+        setup: the run, from the DeepSpeed configuration that will be used.
+        hardware: the kind of host.
+        ram_bytes: memory of the smallest host, as it was examined.
+        gpu_bytes: memory of the smallest accelerator, as it was examined.
+
+    Raises:
+        DoesNotFitError: it certainly does not fit.
+    """
+    real = replace(
+        hardware,
+        ram_bytes=ram_bytes or hardware.ram_bytes,
+        memory_bytes=gpu_bytes or hardware.memory_bytes,
+    )
+    found = estimate(shape, setup, real)
+    if found.fit.certain:
+        from llmtrain.plan.choose import smallest_changes
+
+        refuse_what_cannot_fit(found, fixes=tuple(change.setting for change in smallest_changes(found)))
+    return found
 
 
 def estimate_json(found: Estimate) -> dict[str, Any]:

@@ -121,9 +121,8 @@ def _with_containers(modules: tuple[Module, ...]) -> tuple[Module, ...]:
     inside: list[str] = []
     for module in modules:
         around = ["", *_ancestors(module.name)]
-        for name in around:
-            if name not in inside:
-                found.append(Module(name=name, parameters=(), layer=_layer_of(name, module)))
+        entered = [name for name in around if name not in inside]
+        found += [Module(name=name, parameters=(), layer=_layer_of(name, module)) for name in entered]
         inside = around
         found.append(module)
         if module.name.endswith(ACTIVATED):

@@ -88,7 +88,7 @@ def _stage3(shape: ModelShape, setup: Setup) -> list[Term]:
                 8 * sum(away) * slots,
                 "8 B x P/N x slots, made by the first step",
                 ZERO3,
-                AFTER_STEP + ("first step",),
+                (*AFTER_STEP, "first step"),
                 place=place,
             ),
             _term(
@@ -178,7 +178,7 @@ def _stage12(shape: ModelShape, setup: Setup) -> list[Term]:
             8 * sum(shares) * slots,
             "8 B x P/N, made by the first step",
             ZERO12,
-            AFTER_STEP + ("first step",),
+            (*AFTER_STEP, "first step"),
         ),
         _term(
             "32-bit gradients",

@@ -14,16 +14,17 @@ OLD_MLP = ("dense_h_to_4h", "dense_4h_to_h")
 
 
 def phi(c: Config, index: int) -> Entries:
+    """A layer of Phi 1 to 2."""
     del index
-    norms = "hidden_heads" if c.flag("qk_layernorm") else ""
     found = Attention(qkv_bias=True, out_bias=True, out="dense").entries(c)
-    if norms:
+    if c.flag("qk_layernorm"):
         head = c.hidden // c.heads
         found += under("self_attn", norm("q_layernorm", head, affine="both") + norm("k_layernorm", head, affine="both"))
     return found + plain(c, c.inner, MLP_NAMES, bias=True) + norm("input_layernorm", c.hidden, affine="both")
 
 
 def phi3(c: Config, index: int) -> Entries:
+    """A layer of Phi 3 and 4."""
     del index
     rows = (c.heads + 2 * c.kv_heads) * c.head_dim
     found = fused_attention(c, name="self_attn", qkv="qkv_proj", out="o_proj", rows=rows, first=False)
@@ -37,6 +38,7 @@ def _conv1d(name: str, columns: int, rows: int) -> Entries:
 
 
 def gpt2(c: Config, index: int) -> Entries:
+    """A layer of GPT-2."""
     del index
     found = norm("ln_1", c.hidden, affine="both")
     found += _conv1d("attn.c_attn", c.hidden, 3 * c.hidden) + _conv1d("attn.c_proj", c.hidden, c.hidden)
@@ -45,6 +47,7 @@ def gpt2(c: Config, index: int) -> Entries:
 
 
 def gpt_neo(c: Config, index: int) -> Entries:
+    """A layer of GPT-Neo."""
     del index
     found = norm("ln_1", c.hidden, affine="both")
     found += [(f"attn.attention.{letter}_proj.weight", (c.hidden, c.hidden)) for letter in "kvq"]
@@ -53,6 +56,7 @@ def gpt_neo(c: Config, index: int) -> Entries:
 
 
 def gpt_j(c: Config, index: int) -> Entries:
+    """A layer of GPT-J."""
     del index
     found = norm("ln_1", c.hidden, affine="both")
     found += Attention(name="attn", order="kvq", out="out_proj").entries(c)
@@ -60,6 +64,7 @@ def gpt_j(c: Config, index: int) -> Entries:
 
 
 def codegen(c: Config, index: int) -> Entries:
+    """A layer of CodeGen."""
     del index
     found = norm("ln_1", c.hidden, affine="both")
     found += fused_attention(c, name="attn", qkv="qkv_proj", out="out_proj", rows=3 * c.hidden, first=False)
@@ -67,6 +72,7 @@ def codegen(c: Config, index: int) -> Entries:
 
 
 def gpt_neox(c: Config, index: int) -> Entries:
+    """A layer of GPT-NeoX and Pythia."""
     del index
     found = norm("input_layernorm", c.hidden, affine="both") + norm("post_attention_layernorm", c.hidden, affine="both")
     bias = c.flag("attention_bias", default=True)
@@ -75,6 +81,7 @@ def gpt_neox(c: Config, index: int) -> Entries:
 
 
 def gpt_bigcode(c: Config, index: int) -> Entries:
+    """A layer of StarCoder and SantaCoder."""
     del index
     kv_heads = 1 if c.flag("multi_query", default=True) else c.heads
     rows = c.hidden + 2 * kv_heads * c.head_dim
@@ -84,6 +91,7 @@ def gpt_bigcode(c: Config, index: int) -> Entries:
 
 
 def opt(c: Config, index: int) -> Entries:
+    """A layer of OPT."""
     del index
     bias = c.flag("enable_bias", default=True)
     affine: Affine = "both" if c.flag("layer_norm_elementwise_affine", default=True) else "none"
@@ -93,6 +101,7 @@ def opt(c: Config, index: int) -> Entries:
 
 
 def opt_before(c: Config) -> Entries:
+    """Positions, projections and the last norm, which OPT registers before its layers."""
     narrow = c.size("word_embed_proj_dim", c.hidden)
     found: Entries = [("embed_positions.weight", (c.size("positions") + 2, c.hidden))]
     if narrow != c.hidden:
@@ -104,6 +113,7 @@ def opt_before(c: Config) -> Entries:
 
 
 def bloom(c: Config, index: int) -> Entries:
+    """A layer of BLOOM."""
     del index
     found = norm("input_layernorm", c.hidden, affine="both")
     found += fused_attention(c, name="self_attention", qkv="query_key_value", out="dense", rows=3 * c.hidden, bias=True)
@@ -113,6 +123,7 @@ def bloom(c: Config, index: int) -> Entries:
 
 
 def falcon(c: Config, index: int) -> Entries:
+    """A layer of Falcon, in its three designs."""
     del index
     bias, new = c.flag("bias"), c.flag("new_decoder_architecture")
     kv_heads = c.kv_heads if new else (1 if c.flag("multi_query", default=True) else c.heads)
@@ -127,6 +138,7 @@ def falcon(c: Config, index: int) -> Entries:
 
 
 def mpt(c: Config, index: int) -> Entries:
+    """A layer of MPT."""
     del index
     inner = 4 * c.hidden  # transformers does not read the file's expansion_ratio
     found = norm("norm_1", c.hidden)
@@ -135,6 +147,7 @@ def mpt(c: Config, index: int) -> Entries:
 
 
 def stablelm(c: Config, index: int) -> Entries:
+    """A layer of StableLM."""
     del index
     found = Attention(qkv_bias=c.flag("use_qkv_bias")).entries(c)
     if c.flag("qk_layernorm"):
@@ -147,6 +160,7 @@ def stablelm(c: Config, index: int) -> Entries:
 
 
 def cohere(c: Config, index: int) -> Entries:
+    """A layer of Command R."""
     del index
     bias = c.flag("attention_bias")
     attention = Attention(qkv_bias=bias, out_bias=bias, qk_norm="heads" if c.flag("use_qk_norm") else "")
@@ -154,6 +168,7 @@ def cohere(c: Config, index: int) -> Entries:
 
 
 def apertus(c: Config, index: int) -> Entries:
+    """A layer of Apertus."""
     del index
     bias = c.flag("attention_bias")
     found = Attention(qk_norm="head", qkv_bias=bias, out_bias=bias).entries(c)
@@ -164,6 +179,7 @@ def apertus(c: Config, index: int) -> Entries:
 
 
 def starcoder2(c: Config, index: int) -> Entries:
+    """A layer of StarCoder 2."""
     del index
     bias = c.flag("use_bias", default=True)
     found = Attention(qkv_bias=bias, out_bias=bias).entries(c) + plain(c, c.inner, ("c_fc", "c_proj"), bias=bias)
@@ -173,6 +189,7 @@ def starcoder2(c: Config, index: int) -> Entries:
 
 
 def persimmon(c: Config, index: int) -> Entries:
+    """A layer of Persimmon."""
     del index
     found = fused_attention(c, name="self_attn", qkv="query_key_value", out="dense", rows=3 * c.hidden, bias=True)
     if c.flag("qk_layernorm", default=True):
@@ -185,4 +202,5 @@ def persimmon(c: Config, index: int) -> Entries:
 
 
 def two_way(c: Config) -> Entries:
+    """Up and down projections without a gate."""
     return plain(c, c.inner, ("up_proj", "down_proj"), bias=c.flag("mlp_bias"))

@@ -57,8 +57,12 @@ class FlatGroup:
         return tuple(found)
 
     def held_by(self, rank: int) -> int:
-        """Numbers of the gradients a rank keeps: whole tensors, also those it owns only a part of."""
-        return sum(item.numel for item, _, _ in self.owned_by(rank))
+        """Numbers of the gradients a rank keeps: whole tensors, also those it owns only a part of, and padding."""
+        return sum(item.numel for item, _, _ in self.owned_by(rank)) + self.padding_of(rank)
+
+    def padding_of(self, rank: int) -> int:
+        """Numbers of a rank's range that belong to no parameter."""
+        return self.share - sum(last - first for _, first, last in self.owned_by(rank))
 
 
 def plan_flat_groups(shape: ModelShape, setup: Setup) -> tuple[FlatGroup, ...]:

@@ -58,7 +58,7 @@ def _stage012(shape: ModelShape, setup: Setup) -> tuple[Collective, ...]:
     reduced = setup.traffic_width * shape.total
     each = setup.stage == 2
     repeats = setup.accumulation if each else 1
-    calls = len(plan_buckets([item.numel for item in reversed(shape.parameters)], setup.reduce_bucket))
+    calls = _reduce_calls(shape, setup)
     found = [
         Collective(
             kind="all-reduce",
@@ -82,6 +82,54 @@ def _stage012(shape: ModelShape, setup: Setup) -> tuple[Collective, ...]:
             )
         )
     return tuple(found)
+
+
+def _reduce_calls(shape: ModelShape, setup: Setup) -> int:
+    """Stages 1 and 2 send a bucket in pieces: slices of one owner join, and a piece ends once it is over the limit."""
+    items = list(reversed(shape.parameters))
+    if not setup.stage:
+        return len(plan_buckets([item.numel for item in items], setup.reduce_bucket))
+    owners = _owners(shape, setup)
+    calls = 0
+    index = 0
+    for size in plan_buckets([item.numel for item in items], setup.reduce_bucket):
+        taken, slices = 0, list[tuple[int, int]]()
+        while taken < size:
+            slices += owners[items[index].name]
+            taken += items[index].numel
+            index += 1
+        calls += _pieces(slices, setup.reduce_bucket)
+    return calls
+
+
+def _owners(shape: ModelShape, setup: Setup) -> dict[str, list[tuple[int, int]]]:
+    """Tensor -> (owner, numbers) of its slices."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for group in plan_flat_groups(shape, setup):
+        for item, start in zip(group.parameters, group.starts, strict=True):
+            at, end, parts = start, start + item.numel, list[tuple[int, int]]()
+            while at < end:
+                owner = at // group.share
+                stop = min(end, (owner + 1) * group.share)
+                parts.append((owner, stop - at))
+                at = stop
+            found[item.name] = parts
+    return found
+
+
+def _pieces(slices: list[tuple[int, int]], limit: int) -> int:
+    joined: list[tuple[int, int]] = []
+    for owner, size in slices:
+        if joined and joined[-1][0] == owner:
+            joined[-1] = (owner, joined[-1][1] + size)
+        else:
+            joined.append((owner, size))
+    pieces = held = 0
+    for _, size in joined:
+        held += size
+        if held > limit:
+            pieces, held = pieces + 1, 0
+    return pieces + (held > 0)
 
 
 def plan_buckets(sizes: list[int], limit: int) -> list[int]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from llmtrain.plan.activations import estimate_activations
 from llmtrain.plan.choose import describe
 from llmtrain.plan.terms import sum_at
 from llmtrain.report.errors import clean
@@ -48,8 +49,9 @@ def show_estimate(console: Console, found: Estimate, changes: Sequence[Change], 
         f" of {gib(found.hardware.ram_bytes)}, {gib(memory.nvme_bytes)} GiB on NVMe",
         markup=False,
     )
-    for place, title in (("gpu", "GPU, per rank"), ("ram", "memory of a host"), ("nvme", "NVMe of a host")):
-        _show_terms(console, found, place, title)  # type: ignore[arg-type]
+    _show_terms(console, found, "gpu", "GPU, per rank")
+    _show_terms(console, found, "ram", "memory of a host")
+    _show_terms(console, found, "nvme", "NVMe of a host")
     _show_step(console, found)
     _show_changes(console, changes)
     for choice in choices:
@@ -69,7 +71,7 @@ def _show_terms(console: Console, found: Estimate, place: Place, title: str) -> 
     for term in sorted(terms, key=lambda term: -term.size_bytes):
         there = "*" if phase in term.phases else ""
         table.add_row(term.name, gib(term.size_bytes), there, term.formula)
-    table.add_row("sum at the peak", gib(sum_at(terms, place, phase)), "", f"phase: {phase}")  # type: ignore[arg-type]
+    table.add_row("sum at the peak", gib(sum_at(terms, place, phase)), "", f"phase: {phase}")
     console.print(table)
 
 
@@ -85,7 +87,7 @@ def _show_step(console: Console, found: Estimate) -> None:
             table.add_row(term.name, f"{term.seconds:.3f}", f"{term.exposed:.3f}", term.formula)
     console.print(table)
     console.print(
-        f"step: {step.seconds:.2f} s, {step.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, {step.tflops:.0f} TFLOP/s per GPU;"
+        f"step: {step.seconds:.2f} s, {step.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, {step.tflops:.0f} TFLOP/s;"
         f" bound by {step.bound_by}; expect 25% either way until it is calibrated",
         markup=False,
     )
@@ -138,3 +140,13 @@ def show_cost(console: Console, found: Estimate, steps: int | None) -> None:
     if steps:
         hours = steps * found.step.seconds / 3600
         console.print(f"{steps:,} steps: {hours:,.1f} hours, {hours * found.setup.ranks:,.0f} GPU-hours", markup=False)
+
+
+def show_trace(console: Console, found: Estimate, traced: int) -> None:
+    """The traced activations beside the formula's."""
+    counted = estimate_activations(found.shape, found.setup).peak
+    console.print(
+        f"traced: activations and logits peak at {gib(traced)} GiB; the formulas say {gib(counted)}"
+        f" ({counted / traced - 1:+.1%})",
+        markup=False,
+    )

@@ -6,6 +6,8 @@ Fake tensors have shapes but no numbers, so a 7B model takes a few seconds and n
 
 from __future__ import annotations
 
+import json
+import sys
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +32,7 @@ class Trace:
     """Most at any moment of forward and backward, the gradient of the weight being computed included."""
 
 
-class _Ledger(TorchDispatchMode):
+class _Ledger(TorchDispatchMode):  # type: ignore[misc]
     """Adds a storage when an operation returns it and takes it off when the last reference goes."""
 
     def __init__(self) -> None:
@@ -40,7 +42,7 @@ class _Ledger(TorchDispatchMode):
         self._known: set[int] = set()
 
     def ignore(self, tensor: torch.Tensor) -> None:
-        self._known.add(tensor.untyped_storage()._cdata)
+        self._known.add(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
@@ -51,7 +53,7 @@ class _Ledger(TorchDispatchMode):
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
+        key = storage._cdata  # noqa: SLF001
         if key in self._known:
             return
         self._known.add(key)
@@ -82,7 +84,7 @@ def trace_activations(
     fields = {key: value for key, value in keys.items() if key not in ("model_type", "torch_dtype", "dtype")}
     config = AutoConfig.for_model(keys["model_type"], **fields)
     config.use_cache = False
-    config._attn_implementation = attention
+    config._attn_implementation = attention  # noqa: SLF001
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = AutoModelForCausalLM.from_config(config, dtype=kind).train()
         if checkpointing:
@@ -111,3 +113,13 @@ def _checkpoint(model: Any) -> None:
         newer()  # transformers 5: not reentrant anyway
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def main() -> None:
+    """``python -m llmtrain.train.trace JSON``: keyword arguments in, ``forward_end`` and ``peak`` out."""
+    found = trace_activations(**json.loads(sys.argv[1]))
+    print(json.dumps({"forward_end": found.forward_end, "peak": found.peak}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
