@@ -7,7 +7,7 @@ import pytest
 from llmtrain.errors import DoesNotFitError, ExitCode
 from llmtrain.plan.catalogue import plan_hardware
 from llmtrain.plan.choose import choose_setup, smallest_changes
-from llmtrain.plan.estimate import estimate, estimate_json, refuse_what_cannot_fit
+from llmtrain.plan.estimate import check_fit, estimate, estimate_json, refuse_what_cannot_fit
 from llmtrain.plan.hostmemory import power_of_two
 from llmtrain.plan.memory import estimate_memory
 from llmtrain.plan.setup import Lora, Setup, plan_setup
@@ -201,3 +201,12 @@ def test_reads_a_deepspeed_configuration():
     assert (setup.micro, setup.accumulation, setup.optimizer, setup.optimizer_ratio) == (3, 5, "cpu", 0.4)
     assert (setup.max_reuse, setup.hpz, setup.pin, setup.overlap, setup.dtype) == (7, 2, True, True, "bf16")
     assert setup.sub_group == 1_000_000_000
+
+
+def test_launch_asks_with_the_hosts_real_limits():
+    """What the hosts really have replaces the catalogue, and the refusal names a change that would fit."""
+    setup = replace(BASE, optimizer="cpu", params="cpu")
+    assert check_fit(SHAPE, setup, HOSTS, ram_bytes=2**40).fit.verdict == "fits"
+    with pytest.raises(DoesNotFitError) as refused:
+        check_fit(SHAPE, replace(BASE, stage=2), HOSTS, ram_bytes=2**40, gpu_bytes=16 * 2**30)
+    assert "zero3" in refused.value.fix

@@ -94,7 +94,7 @@ def run(folder: Path, ranks: int):
     return wanted, [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+@pytest.fixture(scope="module", params=[1, 2, 3, 4, 8])
 def measured(request, tmp_path_factory):
     """Cases and results of one number of ranks."""
     return request.param, *run(tmp_path_factory.mktemp(f"ranks{request.param}"), request.param)

@@ -166,8 +166,8 @@ def _logits(shape: ModelShape, setup: Setup) -> tuple[float, float]:
 def _backward(shape: ModelShape, setup: Setup, style: Style, inner: float) -> float:
     """Gradients in flight at the worst moment of one layer's backward pass, less what it has already let go."""
     scale, tokens = setup.width / 2, setup.tokens
-    # Recomputation stops before the last product is made again.
-    width = style.inner_backward - (2 if setup.checkpointing else 0)
+    # Recomputation stops before the product of gate and up is made again.
+    width = style.inner_backward - (2 if setup.checkpointing and style.inner == Style.inner else 0)
     feed_forward = scale * tokens * (width * _inner(shape) + 2 * shape.hidden)
     if setup.attention != "eager":
         return feed_forward
