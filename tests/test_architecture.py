@@ -13,7 +13,8 @@ import llmtrain
 
 ROOT = Path(llmtrain.__file__).parent
 ROOMS = {
-    "cli": {"launch", "sync", "cluster", "plan", "spec", "report"},
+    "cli": {"cli_plan", "launch", "sync", "cluster", "plan", "spec", "report"},
+    "cli_plan": {"launch", "plan", "spec", "report"},
     "launch": {"sync", "cluster", "plan", "spec"},
     "sync": {"cluster", "spec"},
     "cluster": {"spec"},
@@ -37,10 +38,17 @@ LIBRARIES = {
     "safetensors": ("train/",),
     "gguf": ("train/",),
     "paramiko": ("cluster/ssh.py",),
-    "subprocess": ("cluster/", "launch/execute.py", "launch/stage.py", "launch/smoke.py", "train/entry.py"),
+    "subprocess": (
+        "cluster/",
+        "launch/execute.py",
+        "launch/stage.py",
+        "launch/smoke.py",
+        "launch/tracing.py",
+        "train/entry.py",
+    ),
     "pydantic": ("spec/",),
     "yaml": ("spec/",),
-    "typer": ("cli.py",),
+    "typer": ("cli.py", "cli_plan.py"),
     "rich": ("report/",),
 }
 """Library -> where it may be imported."""

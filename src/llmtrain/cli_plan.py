@@ -43,14 +43,12 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Memory, speed and verdict of a run, before it starts."""
-    from rich.console import Console
-
     from llmtrain.plan.choose import choose_setup, describe, smallest_changes
     from llmtrain.plan.estimate import estimate, estimate_json
-    from llmtrain.report.estimates import show_cost, show_estimate, show_ranking
+    from llmtrain.report.estimates import open_console, show_cost, show_estimate, show_ranking
 
     request = _request(run_file, model, hosts, cluster, config, sets, assume)
-    console = Console(stderr=as_json, highlight=False)
+    console = open_console(aside=as_json)
     if compare:
         ranking = choose_setup(request.shape, request.setup, request.hardware)
         show_ranking(console, ranking)
@@ -88,16 +86,15 @@ def show_map_command(
     as_json: AsJson = False,
 ) -> None:
     """Which slice of which tensor lives where, and what crosses which link."""
-    from rich.console import Console
-
     from llmtrain.plan.shards import Placement, map_json
+    from llmtrain.report.estimates import open_console
     from llmtrain.report.placement import show_map, show_rank, show_slice
 
     request = _request(run_file, model, hosts, cluster, config, sets, assume)
     placement = Placement(shape=request.shape, setup=request.setup, cluster=request.cluster)
     if rank is not None:
         placement.host_of(rank)
-    console = Console(stderr=as_json, highlight=False)
+    console = open_console(aside=as_json)
     if param is not None:
         show_slice(console, placement, param, rank)
     elif rank is not None:

@@ -9,9 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from llmtrain.errors import UsageError
+from llmtrain.spec.yamlfile import parse_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,7 +103,8 @@ def parse_rate(text: str) -> float:
 @cache
 def read_catalogue() -> dict[str, Any]:
     """The shipped catalogue."""
-    found: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "catalogue.yaml").read_text(encoding="utf-8"))
+    path = Path(__file__).parent / "catalogue.yaml"
+    found: dict[str, Any] = parse_yaml(path.read_text(encoding="utf-8"), name=str(path))[0]
     return found
 
 

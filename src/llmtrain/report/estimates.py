@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.table import Table
 
 from llmtrain.plan.activations import estimate_activations
@@ -14,14 +15,17 @@ from llmtrain.report.errors import clean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import Console
-
     from llmtrain.plan.choose import Change, Ranking
     from llmtrain.plan.estimate import Estimate
     from llmtrain.plan.terms import Place
     from llmtrain.spec.choice import Choice
 
 WORDS = {"fits": "fits", "tight": "tight: it depends on fragmentation", "no": "does not fit"}
+
+
+def open_console(*, aside: bool) -> Console:
+    """Where a command prints; aside when standard output holds JSON."""
+    return Console(stderr=aside, highlight=False)
 
 
 def gib(size: float) -> str:
