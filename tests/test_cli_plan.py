@@ -107,3 +107,17 @@ def test_torch_is_not_needed(config):
         "assert not {'torch', 'transformers', 'deepspeed'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (("--assume", "lora.rank=abc"), "lora.rank=abc is not a number"),
+        (("--assume", "host.ram=much"), "'much' is not a size"),
+        (("--html", "/nonexistent/page.html"), "the page cannot be written"),
+    ],
+)
+def test_bad_options_are_told(config, argv, told):
+    """What cannot be read or written is named, without a traceback."""
+    with pytest.raises(UsageError, match=told):
+        call("plan", "--model", config, "--cluster", "6x8xA100-80G", "--config", "zero3-offload", *argv)

@@ -49,7 +49,7 @@ def plan(
 
     request = _request(run_file, model, hosts, cluster, config, sets, assume)
     console = open_console(aside=as_json)
-    if compare:
+    if compare or config == "auto":
         ranking = choose_setup(request.shape, request.setup, request.hardware)
         show_ranking(console, ranking)
         if as_json:
@@ -143,13 +143,17 @@ def _max_steps(sets: list[str] | None, run_file: str | None) -> int | None:
 def _write_html(path: str, request: Request) -> None:
     from pathlib import Path
 
+    from llmtrain.errors import UsageError
     from llmtrain.plan.estimate import estimate, estimate_json
     from llmtrain.plan.shards import Placement, map_json
     from llmtrain.report.page import render_page
 
     placement = Placement(shape=request.shape, setup=request.setup, cluster=request.cluster)
     found = estimate(request.shape, request.setup, request.hardware)
-    Path(path).write_text(render_page(map_json(placement), estimate_json(found)), encoding="utf-8")
+    try:
+        Path(path).write_text(render_page(map_json(placement), estimate_json(found)), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"the page cannot be written: {error.strerror}", where=path, fix="name another file") from None
     print(f"wrote {path}", file=sys.stderr)
 
 

@@ -97,6 +97,10 @@ def test_catalogue_names_its_sources():
         ("NVIDIA H100 80GB HBM3", "H100-80G"),
         ("NVIDIA A100-SXM4-80GB", "A100-80G"),
         ("A40", "A40-48G"),
+        ("A10", "A10-24G"),
+        ("NVIDIA A10", "A10-24G"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090-24G"),
+        ("Tesla V100-SXM2-16GB", "V100-16G"),
     ],
 )
 def test_finds_accelerators(asked, found):

@@ -116,11 +116,13 @@ def find_accelerator(name: str) -> str:
     """
     known = read_catalogue()["accelerators"]
     plain = _plain(name)
-    exact = [key for key in known if _plain(key) == plain]
-    inside = [key for key in known if _plain(key).startswith(plain) or _plain(key.split("-")[0]) in plain]
-    sized = [key for key in inside if _plain(key.split("-")[1]).rstrip("g") in plain]
-    found = exact or sized or inside
-    if found:
+    if exact := [key for key in known if _plain(key) == plain]:
+        return str(exact[0])
+    # "A10" must not find an A100, nor "NVIDIA A100-SXM4-80GB" an A10.
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    same = [key for key in known if _plain(key.split("-")[0]) in (*words, "".join(words[-2:]), "".join(words[1:3]))]
+    sized = [key for key in same if key.split("-")[1].lower() in plain]
+    if found := sized or same:
         return str(found[0])
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or list(known)
     raise UsageError(f"no accelerator is called {name!r}", where="--cluster", fix=f"one of: {', '.join(near)}")
@@ -158,6 +160,17 @@ def plan_hardware(name: str, assumptions: Sequence[str] = ()) -> Hardware:
         nvme_write=host["nvme_write_gb_s"] * 1e9,
     )
     return _assume(base, assumptions, float(network["efficiency"]))
+
+
+def parse_count(key: str, text: str) -> int:
+    """A whole number above zero.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not text.isdigit() or not int(text):
+        raise UsageError(f"--assume {key}={text} is not a number", where="--assume", fix=ASSUMPTIONS[key])
+    return int(text)
 
 
 def parse_assumptions(texts: Sequence[str]) -> dict[str, str]:

@@ -105,7 +105,7 @@ def _grid(setup: Setup) -> Iterator[Setup]:
 
 
 def smallest_changes(found: Estimate) -> tuple[Change, ...]:
-    """Single changes that make a run fit, fastest first; pairs where no single one does."""
+    """Single changes that make a run fit, fastest first, shorter rows last; pairs where no single one does."""
     singles = list(_changes(found.setup))
     fitting = [_apply(found, name, setup) for name, setup in singles]
     good = [change for change in fitting if change.estimate.fit.verdict == "fits"]
@@ -114,7 +114,7 @@ def smallest_changes(found: Estimate) -> tuple[Change, ...]:
         good = [c for c in (_apply(found, n, s) for n, s in pairs) if c.estimate.fit.verdict == "fits"]
     if not good:
         good = list(_more_hosts(found))
-    return tuple(sorted(good, key=lambda change: (change.slowdown, change.setting))[:4])
+    return tuple(sorted(good, key=lambda c: ("max_length" in c.setting, c.slowdown, c.setting))[:4])
 
 
 def _apply(found: Estimate, name: str, setup: Setup) -> Change:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmtrain.errors import UsageError
-from llmtrain.plan.catalogue import Hardware, find_accelerator, parse_assumptions, plan_hardware
+from llmtrain.plan.catalogue import Hardware, find_accelerator, parse_assumptions, parse_count, plan_hardware
 from llmtrain.plan.setup import Lora, Setup, plan_setup
 from llmtrain.plan.shape import ModelShape, read_shape
 from llmtrain.spec.batch import BatchRequest
@@ -107,7 +107,7 @@ def read_request(spec: RunSpec, *, cluster: str | None = None, assumptions: Sequ
     if given.get("load") == "whole":
         setup = replace(setup, whole_load=True)
     if "lora.rank" in given:
-        setup = replace(setup, lora=Lora(rank=int(given["lora.rank"])))
+        setup = replace(setup, lora=Lora(rank=parse_count("lora.rank", given["lora.rank"])))
     return Request(
         shape=shape,
         setup=setup,

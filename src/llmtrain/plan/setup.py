@@ -110,8 +110,8 @@ class Setup:
 
     @property
     def hosts(self) -> int:
-        """Hosts, when all have the same number of slots."""
-        return max(1, self.ranks // self.slots)
+        """Hosts, when all but the last have the same number of slots."""
+        return -(-self.ranks // self.slots)
 
     @property
     def tokens(self) -> int:
