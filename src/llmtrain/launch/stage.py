@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
@@ -16,7 +17,7 @@ from llmtrain.cluster.local import kill_group, login_env
 from llmtrain.errors import DiskError, HostError, SyncError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from llmtrain.launch.prepare import HostPlan, LaunchPlan
 
@@ -35,7 +36,7 @@ _UNPACK = (
 # Another launch may put the same tree there meanwhile.
 _RECEIVE = (
     'set -e; part="$1.llmtrain-part.$$"; trap \'rm -rf "$part"\' EXIT; mkdir -p "$(dirname "$1")"; mkdir "$part"; '
-    'tar -ixf - -C "$part"; [ -e "$part/whole" ]; [ -e "$1" ] || mv -T "$part/x" "$1" 2>/dev/null || true; '
+    '(cd "$part"; tar -ixf -); [ -e "$part/whole" ]; [ -e "$1" ] || mv -T "$part/x" "$1" 2>/dev/null || true; '
     '[ ! -e "$part/x" ] || diff -rq "$part/x" "$1" >&2'
 )
 
@@ -123,6 +124,7 @@ def send_tree(source: str, fleet: Fleet, host: str, target: str, tell: Callable[
     name = Path(source)
     argv = (
         "tar",
+        "--no-unquote",  # tar would read a backslash in a name as an escape
         "-chf",
         "-",
         "-C",
@@ -135,17 +137,28 @@ def send_tree(source: str, fleet: Fleet, host: str, target: str, tell: Callable[
         argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=login_env(), start_new_session=True
     )
     writer = fleet[host].bulk(("/bin/sh", "-c", _RECEIVE, "sh", target))
-    try:
+    with _ended(reader, writer):
         _pump(reader, writer, tell, end=_whole())
         problem = _outcome(reader, writer)
-    finally:
-        for process in (reader, writer):
-            if process.poll() is None:
-                kill_group(process)
     if problem:
         raise SyncError(
             f"{source} did not arrive at {target}: {problem}", where=host, fix=f"ssh -- {host} df -h {target}"
         )
+
+
+@contextlib.contextmanager
+def _ended(*processes: subprocess.Popen[bytes]) -> Iterator[None]:
+    """However this ends, the processes are gone and their pipes are closed."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                kill_group(process)
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream:
+                    with contextlib.suppress(OSError):
+                        stream.close()
 
 
 def _escape(text: str) -> str:
@@ -179,13 +192,18 @@ def _pump(
 
 
 def _outcome(reader: subprocess.Popen[bytes], writer: subprocess.Popen[bytes]) -> str | None:
-    stderr = writer.stderr.read().decode("utf-8", "replace").strip() if writer.stderr else ""
+    words = _last_line(writer)
     code = writer.wait()
-    if code != 0 and stderr:
-        return stderr.splitlines()[-1]
+    if code != 0 and words:
+        return words
     if reader.wait() != 0:
-        return "the source changed or could not be read"
+        return _last_line(reader) or "the source changed or could not be read"
     return f"exit code {code}" if code != 0 else None
+
+
+def _last_line(process: subprocess.Popen[bytes]) -> str:
+    text = process.stderr.read().decode("utf-8", "replace").strip() if process.stderr else ""
+    return text.splitlines()[-1] if text else ""
 
 
 def fetch_tree(fleet: Fleet, host: str, source: str, target: Path, tell: Callable[[int], None]) -> None:
@@ -200,16 +218,18 @@ def fetch_tree(fleet: Fleet, host: str, source: str, target: Path, tell: Callabl
         part.mkdir(parents=True)
         reader = fleet[host].bulk(("tar", "-cf", "-", "-C", source, "."))
         writer = subprocess.Popen(
-            ["tar", "-xf", "-", "-C", str(part)],
+            ["tar", "-xf", "-"],
+            cwd=part,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        if reader.stdin:
-            reader.stdin.close()
-        _pump(reader, writer, tell)
-        problem = _outcome(reader, writer)
+        with _ended(reader, writer):
+            if reader.stdin:
+                reader.stdin.close()
+            _pump(reader, writer, tell)
+            problem = _outcome(reader, writer)
         if problem:
             raise SyncError(f"{source} did not arrive: {problem}", where=host, fix=f"df -h {target.parent}")
         part.rename(target)
