@@ -1,0 +1,129 @@
+"""The chain while it runs: who pulls from whom, who fell behind, who comes back."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from llmtrain.sync.request import SOURCE
+from llmtrain.sync.topology import choose_slow, is_behind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from llmtrain.sync.links import AgentLink
+    from llmtrain.sync.request import SyncRequest
+    from llmtrain.sync.topology import ChunkPlan
+
+TEND_S = 0.5
+PAUSE_S = 5.0
+WINDOW_S = 3.0
+
+
+class Chain:
+    """Hosts in a row, the source before the first."""
+
+    def __init__(
+        self, request: SyncRequest, links: Mapping[str, AgentLink], names: Mapping[str, str], plan: ChunkPlan
+    ) -> None:
+        self.request = request
+        self.links = links
+        self.names = names
+        self.plan = plan
+        self.order: list[str] = []
+        self.have: dict[str, int] = {}
+        self.last: dict[str, dict[str, Any]] = {}
+        self.slow: list[str] = []
+        self.begun = time.monotonic()
+        self._where: dict[str, dict[str, Any]] = {}
+        self._sent: dict[str, list[str]] = {}
+        self._samples: dict[str, deque[tuple[float, int]]] = {}
+        self._behind_since: dict[str, float] = {}
+        self._tended = 0.0
+        self._moved = 0.0
+
+    def begin(self, hosts: Sequence[str], listening: Mapping[str, dict[str, Any]]) -> None:
+        """Everybody starts to pull."""
+        self.begun = time.monotonic()
+        self.order = list(hosts)
+        self._where = dict(listening)
+        self._connect()
+
+    def drop(self, name: str) -> None:
+        """Close the gap a failed host leaves."""
+        if name in self.order:
+            self.order.remove(name)
+            self._connect()
+
+    def peers(self, name: str) -> list[str]:
+        """Predecessors, the nearest first, the source last."""
+        return [*reversed(self.order[: self.order.index(name)]), SOURCE]
+
+    def _connect(self) -> None:
+        for name in self.order:
+            peers = self.peers(name)
+            if self._sent.get(name) != peers:
+                self._sent[name] = peers
+                self.links[name].send("pull", peers=[self._peer(one) for one in peers])
+
+    def _peer(self, name: str) -> dict[str, Any]:
+        where = self._where[name]
+        return {"host": name, "name": self.names[name], "address": where["address"], "port": where["port"]}
+
+    def note(self, name: str, message: dict[str, Any]) -> None:
+        """Take a host's report about itself."""
+        now = time.monotonic()
+        self.have[name] = message["have"]
+        self.last[name] = message
+        samples = self._samples.setdefault(name, deque())
+        samples.append((now, message["have"]))
+        while len(samples) > 2 and samples[0][0] < now - WINDOW_S:
+            samples.popleft()
+
+    def progress(self, name: str) -> dict[str, Any]:
+        """What to show of a host."""
+        total = max(1, len(self.plan.chunks))
+        before = self.peers(name)[0] if name in self.order else SOURCE
+        lag = (self.have.get(before, 0) if before != SOURCE else total) - self.have.get(name, 0)
+        got = self.last.get(name, {}).get("received", 0)
+        return {
+            "share": self.have.get(name, 0) / total,
+            "received": got,
+            "rate": got / max(0.001, time.monotonic() - self.begun),
+            "lag": lag,
+            "peer": self.last.get(name, {}).get("peer", ""),
+        }
+
+    def tend(self) -> None:
+        """Move a host that holds the others up to the tail, at most one in a while."""
+        now = time.monotonic()
+        if now - self._tended < TEND_S:
+            return
+        self._tended = now
+        total = len(self.plan.chunks)
+        for before, host in zip(self.order, self.order[1:], strict=False):
+            if is_behind(self.have.get(before, 0), self.have.get(host, 0), total):
+                self._behind_since.setdefault(host, now)
+            else:
+                self._behind_since.pop(host, None)
+        if now - self._moved < PAUSE_S:
+            return
+        have = {name: self.have.get(name, 0) for name in self.order}
+        behind = {name: now - self._behind_since.get(name, now) for name in self.order}
+        slow = choose_slow(self.order, have, {name: self._rate(name, now) for name in self.order}, behind, total)
+        if slow is not None:
+            self._moved = now
+            self.order.remove(slow)
+            self.order.append(slow)
+            self.slow.append(slow)
+            self._behind_since.clear()
+            self._connect()
+
+    def _rate(self, name: str, now: float) -> float:
+        samples = self._samples.get(name)
+        if not samples or len(samples) < 2:
+            return 0.0
+        if self.have[name] == len(self.plan.chunks):
+            return self.have[name] / max(0.1, samples[-1][0] - self.begun)
+        return (samples[-1][1] - samples[0][1]) / max(0.1, now - samples[0][0])

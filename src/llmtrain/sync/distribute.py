@@ -1,0 +1,365 @@
+"""One sync from start to end: agents on all hosts, what each lacks, the chain, healing, proof, commit.
+
+Everything happens in one loop over one queue of messages; a host that fails is taken out and the others go on.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from llmtrain.cluster.fleet import run_on_all
+from llmtrain.cluster.local import LocalTransport
+from llmtrain.errors import LlmtrainError, SyncError
+from llmtrain.sync.certs import make_certificates
+from llmtrain.sync.chain import Chain
+from llmtrain.sync.links import AgentLink, Inbox
+from llmtrain.sync.manifest import Entry, load
+from llmtrain.sync.request import SOURCE, HostReport, SyncReport, SyncRequest
+from llmtrain.sync.topology import ChunkPlan, plan_chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from llmtrain.cluster.fleet import Fleet, Transport
+
+Tell = Callable[[str, dict[str, Any]], None]
+SILENT_S = 15.0
+BEAT_S = 5.0
+CACHE = "~/.cache/llmtrain/hashes"
+
+
+def run_sync(request: SyncRequest, fleet: Fleet, tell: Tell, *, source: Transport | None = None) -> SyncReport:
+    """Bring a tree to all hosts.
+
+    Args:
+        request: what, from where, to where.
+        fleet: open transports to the hosts.
+        tell: called for everything a person would want to see.
+        source: transport to the host that has the tree; this machine if not given.
+
+    Returns:
+        A report; hosts that failed are in it.
+
+    Raises:
+        SyncError: the source cannot be read, or changed while it was copied.
+    """
+    sync = Sync(request, tell)
+    try:
+        sync.start(fleet, source or LocalTransport(SOURCE))
+        return sync.run()
+    finally:
+        sync.close()
+
+
+class SourceError(SyncError):
+    """The tree that is copied cannot be used."""
+
+
+class Sync:
+    """A sync under way."""
+
+    def __init__(self, request: SyncRequest, tell: Tell) -> None:
+        self.request = request
+        self.tell = tell
+        self.inbox: Inbox = queue.Queue()
+        self.links: dict[str, AgentLink] = {}
+        self.reports = {name: HostReport(host=name) for name in request.hosts}
+        self.begun = time.monotonic()
+        self.active: list[str] = []
+        self.report = SyncReport(hosts=list(self.reports.values()))
+        self.entries: list[Entry] = []
+        self.chain: Chain | None = None
+        self.checked: tuple[int, dict[str, Any]] = (-1, {})
+        self.source_sent = 0
+        self.finished_at: dict[str, float] = {}
+        self._beat_at = 0.0
+        self._tokens = {name: secrets.token_hex(8) for name in request.hosts}
+        sync_id = secrets.token_hex(4)
+        members = [*request.hosts, SOURCE]
+        self._names = {name: f"m{number}.{sync_id}.llmtrain" for number, name in enumerate(members)}
+
+    # --- agents
+
+    def start(self, fleet: Fleet, source: Transport) -> None:
+        """Start all agents and have them look at what is there."""
+        request = self.request
+        pems = make_certificates(list(self._names.values()))
+        common = {"exclude": request.exclude, "checksum": request.checksum}
+        transports = {name: fleet[name] for name in request.hosts}
+
+        def begin(name: str) -> None:
+            link = AgentLink(name, transports.get(name, source), request.dest_on(name), self.inbox)
+            self.links[name] = link
+            if name == SOURCE:
+                follow, same = request.what == "weights", request.path == request.dest
+                own = {"role": "source", "path": request.path, "follow": follow, "cache": CACHE, "same": same}
+            else:
+                guard = request.what == "environment"
+                own = {"role": "dest", "token": self._tokens[name], "delete": request.delete, "guard": guard}
+                own["dry_run"] = request.dry_run
+            link.send("open", pem=pems[self._names[name]], dest=request.dest_on(name), **common, **own)
+
+        results = run_on_all([SOURCE, *request.hosts], begin)
+        self.active = [name for name in request.hosts if name in results.good]
+        for name, error in results.failed.items():
+            if name == SOURCE:
+                raise SourceError(error.error, where=error.where, fix=error.fix)
+            self._fail(name, error.error)
+
+    def close(self) -> None:
+        """End all agents."""
+        for link in self.links.values():
+            link.close()
+
+    def _fail(self, name: str, text: str) -> None:
+        if name == SOURCE:
+            where = self.request.source_host or "head"
+            raise SourceError(text, where=f"{where}:{self.request.path}", fix="mend the source and sync again")
+        report = self.reports[name]
+        if report.error is None and not report.ok:
+            report.error = text
+            report.seconds = time.monotonic() - self.begun
+            self.tell("failed", {"host": name, "error": text})
+        if name in self.active:
+            self.active.remove(name)
+        if self.chain is not None:
+            self.chain.drop(name)
+        if name in self.links:
+            self.links[name].close()
+
+    def _succeed(self, name: str, note: str = "") -> None:
+        report = self.reports[name]
+        report.ok, report.note, report.seconds = True, note or report.note, time.monotonic() - self.begun
+        self.tell("ready", {"host": name, "note": note})
+
+    # --- messages
+
+    def _next(self) -> tuple[str, dict[str, Any]] | None:
+        """One message, with failures and silence taken care of."""
+        now = time.monotonic()
+        if now - self._beat_at > BEAT_S:
+            self._beat_at = now
+            for link in self.links.values():
+                link.send("beat")
+        for name in [SOURCE, *self.active]:
+            if now - self.links[name].heard > SILENT_S:
+                self._fail(name, f"no sign of life for {SILENT_S:.0f} s")
+        try:
+            name, message = self.inbox.get(timeout=0.1)
+        except queue.Empty:
+            return None
+        kind = message["kind"]
+        if name != SOURCE and name not in self.active:
+            return None
+        if kind == "error":
+            self._fail(name, message["error"])
+        elif kind == "nopython":
+            self._fail(name, "no python3 on this host")
+        elif kind == "gone":
+            self._fail(name, "the agent or the connection was lost")
+        else:
+            return name, message
+        return None
+
+    def _gather(self, kind: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """One answer from each of these, or their failure."""
+        wanted, found = set(names), dict[str, dict[str, Any]]()
+        while wanted - set(found) - (wanted - set(self.active) - {SOURCE}):
+            got = self._next()
+            if got is not None and got[1]["kind"] == kind and got[0] in wanted:
+                found[got[0]] = got[1]
+        return {name: answer for name, answer in found.items() if name == SOURCE or name in self.active}
+
+    def _ask(self, kind: str, names: Iterable[str], **values: Any) -> dict[str, dict[str, Any]]:
+        names = list(names)
+        for name in names:
+            self.links[name].send(kind, **values)
+        return self._gather(kind, names)
+
+    # --- the way of a sync
+
+    def run(self) -> SyncReport:
+        """Everything after the start."""
+        opened = self._gather("open", [SOURCE, *self.active])
+        head = opened.pop(SOURCE)
+        self.entries = load(head["rows"])
+        self.report.files = len(self.entries)
+        self.report.tree_bytes = sum(entry.size for entry in self.entries if entry.kind == "f")
+        self.report.root = head["root"]
+        if head["followed"]:
+            self.report.warnings.append(f"{len(head['followed'])} links leave the tree: their content is copied")
+        self.tell("scanned", {"files": self.report.files, "bytes": self.report.tree_bytes})
+        self._refuse(opened)
+        followers = self._find_shared(head["tokens"])
+        self._find_same()
+        plan = self._plan(head["rows"])
+        self.report.total_bytes = plan.total_bytes
+        self.tell("planned", {"bytes": plan.total_bytes, "hosts": dict(plan.host_bytes), "files": self.report.files})
+        if self.request.dry_run:
+            for name in self.active:
+                self._succeed(name, self.reports[name].note)
+        elif self.active:
+            self._transfer(plan)
+        self._share(followers)
+        return self._conclude()
+
+    def _refuse(self, opened: Mapping[str, dict[str, Any]]) -> None:
+        for name, answer in opened.items():
+            if answer["users"] and not (self.request.force or self.request.dry_run):
+                users = ", ".join(answer["users"][:4])
+                self._fail(name, f"the environment is in use by {users}; stop it, or --force")
+            elif self.request.delete and answer["exists"] and not (answer["made"] or self.request.force):
+                self._fail(name, "--delete in a tree that llmtrain did not make; remove it yourself, or --force")
+
+    def _find_shared(self, at_source: list[str]) -> dict[str, str]:
+        """Hosts that see one and the same destination: one of them gets the tree, the others share it."""
+        owner: dict[str, str] = {}
+        by_token = {token: name for name, token in self._tokens.items()}
+        seen = self._ask("tokens", self.active)
+        for name in list(self.active):
+            group = [by_token[token] for token in seen[name]["tokens"] if token in by_token]
+            first = min((one for one in group if one in self.active), key=self.request.hosts.index, default=name)
+            if self._tokens[name] in at_source:
+                self.active.remove(name)
+                self._succeed(name, "is the source")
+            elif first != name:
+                self.active.remove(name)
+                owner[name] = first
+        return owner
+
+    def _share(self, followers: Mapping[str, str]) -> None:
+        for name, first in followers.items():
+            if self.reports[first].ok:
+                self._succeed(name, f"shares its file system with {first}")
+            else:
+                self.reports[name].error = f"shares its file system with {first}, which failed"
+
+    def _find_same(self) -> None:
+        answers = self._ask("lock", self.active, root=self.report.root, delete=self.request.delete)
+        self._known = {name for name, answer in answers.items() if answer["known"]}
+        for name, answer in answers.items():
+            if answer["same"]:
+                self.reports[name].bytes_reused = self.report.tree_bytes
+                self._succeed(name, "unchanged")
+                self.active.remove(name)
+
+    def _plan(self, rows: list[list[Any]]) -> ChunkPlan:
+        for name in self.active:
+            self.links[name].send("manifest", rows=None if name in self._known else rows)
+        asks = self._gather("manifest", self.active)
+        files = sorted({number for answer in asks.values() for number in answer["asks"]})
+        blocks: dict[str, str] = {}
+        if files:
+            blocks = self._ask("ask", [SOURCE], files=files)[SOURCE]["blocks"]
+        for name, answer in asks.items():
+            if name in self.active:
+                mine = {str(number): blocks[str(number)] for number in answer["asks"]}
+                self.links[name].send("blocks", blocks=mine)
+        answers = self._gather("blocks", self.active)
+        needs = {
+            name: {int(file): wanted for file, wanted in answers[name]["needs"].items()} for name in self.active
+        }
+        self.report.changes = {name: answer["changes"] for name, answer in answers.items()}
+        return plan_chunks(self.entries, needs)
+
+    def _transfer(self, plan: ChunkPlan) -> None:
+        self.chain = Chain(self.request, self.links, self._names, plan)
+        listening = self._ask_listen()
+        for name in self.active:
+            self.links[name].send("start", chunks=plan.chunks, needed=plan.needed[name])
+        self.links[SOURCE].send("start", chunks=plan.chunks)
+        self._gather("start", [SOURCE, *self.active])
+        self.chain.begin(self.active, listening)
+        begun = time.monotonic()
+        waiting = set(self.active)
+        while waiting & set(self.active):
+            got = self._next()
+            self.chain.tend()
+            if got is not None:
+                self._handle(*got, waiting)
+        if self.finished_at:
+            self.report.transfer_seconds = max(self.finished_at.values()) - begun
+
+    def _ask_listen(self) -> dict[str, dict[str, Any]]:
+        request = self.request
+        found: dict[str, dict[str, Any]] = {}
+        for name in [*self.active, SOURCE]:
+            toward = next((one["address"] for one in found.values()), None)
+            if name == SOURCE:
+                found.update(self._gather("listen", self.active))
+                toward = next((one["address"] for one in found.values()), None)
+            address = request.addresses.get(name)
+            rate = request.rate if name == SOURCE else None
+            self.links[name].send(
+                "listen", network=request.network, toward=toward, ports=request.ports, address=address, rate=rate
+            )
+        found.update(self._gather("listen", [SOURCE]))
+        return found
+
+    def _handle(self, name: str, message: dict[str, Any], waiting: set[str]) -> None:
+        kind = message["kind"]
+        if kind in {"beat", "built"}:
+            self._note(name, message)
+        if kind == "built":
+            self.finished_at[name] = time.monotonic() - message["finish_s"]
+            self.reports[name].bytes_reused = message["reused"]
+            self._commit(name, message["root"])
+        elif kind == "commit":
+            self._succeed(name)
+            waiting.discard(name)
+
+    def _note(self, name: str, message: dict[str, Any]) -> None:
+        if name == SOURCE:
+            self.source_sent = message["sent"]
+        elif self.chain is not None and "have" in message:
+            self.reports[name].bytes_sent = message["received"]
+            self.chain.note(name, message)
+            for event in message["events"]:
+                self.tell("trouble", {"host": name, **event})
+            self.tell("progress", {"host": name, **self.chain.progress(name)})
+
+    def _commit(self, name: str, root: str) -> None:
+        """Compare with the source, which must still be what it was, and swap."""
+        sent = self.source_sent
+        if self.checked[0] != sent or not self.checked[1]:
+            self.checked = (sent, self._ask("check", [SOURCE])[SOURCE])
+        answer = self.checked[1]
+        if answer["changed"]:
+            raise SourceError(
+                "the source changed while it was copied; nothing was replaced",
+                where=str(answer["changed"]),
+                fix="let nothing write to it, and sync again",
+            )
+        if not root or root != answer["root"]:
+            self._fail(name, "the copy could not be verified: its digest differs from the source's")
+            return
+        self.report.root = root
+        origin = f"{self.request.source_host or 'head'}:{self.request.path}"
+        self.links[name].send(
+            "commit", force=self.request.force, keep=self.request.keep, record={"root": root, "source": origin}
+        )
+
+    def _conclude(self) -> SyncReport:
+        self.source_sent = self._ask("totals", [SOURCE])[SOURCE]["sent"]
+        self.report.seconds = time.monotonic() - self.begun
+        self.report.head_bytes_sent = self.source_sent
+        return self.report
+
+
+def refuse_failures(report: SyncReport) -> None:
+    """Raise if some host did not get the tree.
+
+    Raises:
+        SyncError: naming the first such host and how many more there are.
+    """
+    failed = [host for host in report.hosts if not host.ok]
+    if failed:
+        more = f" (and {len(failed) - 1} more hosts: {', '.join(one.host for one in failed[1:6])})" if failed[1:] else ""
+        raise SyncError(f"{failed[0].error}{more}", where=failed[0].host, fix="mend it and run the same command again")
+
+
+__all__ = ["LlmtrainError", "SourceError", "refuse_failures", "run_sync"]
