@@ -73,7 +73,8 @@ class Sync:
         self.report = SyncReport(hosts=list(self.reports.values()))
         self.entries: list[Entry] = []
         self.chain: Chain | None = None
-        self.checked: tuple[int, dict[str, Any]] = (-1, {})
+        self._built: dict[str, str] = {}
+        self._checking: dict[str, str] = {}
         self.source_sent = 0
         self.finished_at: dict[str, float] = {}
         self._beat_at = 0.0
@@ -307,10 +308,13 @@ class Sync:
         if kind == "built":
             self.finished_at[name] = time.monotonic() - message["finish_s"]
             self.reports[name].bytes_reused = message["reused"]
-            self._commit(name, message["root"])
+            self._built[name] = message["root"]
+        elif kind == "check":
+            self._commit(message)
         elif kind == "commit":
             self._succeed(name)
             waiting.discard(name)
+        self._check()
 
     def _note(self, name: str, message: dict[str, Any]) -> None:
         if name == SOURCE:
@@ -322,26 +326,31 @@ class Sync:
                 self.tell("trouble", {"host": name, **event})
             self.tell("progress", {"host": name, **self.chain.progress(name)})
 
-    def _commit(self, name: str, root: str) -> None:
+    def _check(self) -> None:
+        """Ask the source whether it is still what it was; one question at a time."""
+        if self._built and not self._checking:
+            self._checking, self._built = self._built, {}
+            self.links[SOURCE].send("check")
+
+    def _commit(self, answer: dict[str, Any]) -> None:
         """Compare with the source, which must still be what it was, and swap."""
-        sent = self.source_sent
-        if self.checked[0] != sent or not self.checked[1]:
-            self.checked = (sent, self._ask("check", [SOURCE])[SOURCE])
-        answer = self.checked[1]
         if answer["changed"]:
             raise SourceError(
                 "the source changed while it was copied; nothing was replaced",
                 where=str(answer["changed"]),
                 fix="let nothing write to it, and sync again",
             )
-        if not root or root != answer["root"]:
-            self._fail(name, "the copy could not be verified: its digest differs from the source's")
-            return
-        self.report.root = root
         origin = f"{self.request.source_host or 'head'}:{self.request.path}"
-        self.links[name].send(
-            "commit", force=self.request.force, keep=self.request.keep, record={"root": root, "source": origin}
-        )
+        for name, root in self._checking.items():
+            if name not in self.active:
+                continue
+            if not root or root != answer["root"]:
+                self._fail(name, "the copy could not be verified: its digest differs from the source's")
+                continue
+            self.report.root = root
+            record = {"root": root, "source": origin}
+            self.links[name].send("commit", force=self.request.force, keep=self.request.keep, record=record)
+        self._checking = {}
 
     def _conclude(self) -> SyncReport:
         self.source_sent = self._ask("totals", [SOURCE])[SOURCE]["sent"]
