@@ -109,6 +109,48 @@ def launch(
     _finish(plan_json(result, place) if as_json else None, 0)
 
 
+@app.command()
+def render(
+    run_file: RunFile = None,
+    hosts: Hosts = None,
+    config: Config = None,
+    model: Model = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    num_hosts: NumHosts = None,
+    sets: Sets = None,
+    envs: Envs = None,
+    template: Annotated[
+        bool, typer.Option("--template", help="Keep 'auto' where Hugging Face's Trainer fills it.")
+    ] = False,
+) -> None:
+    """Print the DeepSpeed JSON of a run; reasons go to stderr."""
+    from llmtrain.launch.job import Selection
+    from llmtrain.launch.render import render as run_render
+    from llmtrain.report.live import show_choices
+
+    spec = _read(run_file, _options(hosts, config, model, None, None, None), sets, envs)
+    rendered = run_render(spec, Selection(include=include, exclude=exclude, num_hosts=num_hosts))
+    show_choices(rendered.choices)
+    _finish(rendered.template if template else rendered.config, 0)
+
+
+@app.command()
+def smoke(hosts: Hosts = None, sets: Sets = None, envs: Envs = None, as_json: AsJson = False) -> None:
+    """Train a tiny model for three steps through the whole real path."""
+    from llmtrain.launch.smoke import smoke as run_smoke
+    from llmtrain.report.live import Live, show_outcome, show_stages
+
+    live = Live(brief=True)
+    try:
+        report = run_smoke(hosts or os.environ.get("LLMTRAIN_HOSTS"), sets or (), envs or (), live.tell)
+    finally:
+        live.close()
+    show_outcome(live, report.outcome)
+    show_stages(live, report.stages)
+    _finish(report.to_json() if as_json else None, int(report.outcome.exit_code))
+
+
 def _options(
     hosts: str | None, config: str | None, model: str | None, data: str | None, output: str | None, env_file: str | None
 ) -> dict[str, tuple[str, Any]]:

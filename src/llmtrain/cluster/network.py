@@ -37,12 +37,15 @@ class NetworkChoice:
     """One sentence."""
 
 
-def choose_network(facts: Sequence[Facts], wanted: Mapping[str, str | None]) -> NetworkChoice:
+def choose_network(
+    facts: Sequence[Facts], wanted: Mapping[str, str | None], measured: Mapping[str, float] | None = None
+) -> NetworkChoice:
     """Choose an interface on every host.
 
     Args:
         facts: the hosts in rank order.
         wanted: host name -> the user's subnet or interface name, or None.
+        measured: subnet -> Mbit/s seen between two hosts, where there is more than one.
 
     Raises:
         PreflightError: a wanted network is missing on a host, or no interface serves all hosts.
@@ -52,14 +55,22 @@ def choose_network(facts: Sequence[Facts], wanted: Mapping[str, str | None]) -> 
     if len(facts) == 1 and facts[0].ssh_address == "-":
         link = Link(interface="lo", address="127.0.0.1")
         return NetworkChoice(links={facts[0].host: link}, reason="one host, this machine: loopback")
-    candidates = {item.host: _candidates(item, facts) for item in facts}
-    subnets = _common_subnets(candidates)
+    subnets = shared_subnets(facts)
     if not subnets:
-        return _by_connection(facts, candidates)
-    ranked = sorted(subnets, key=lambda net: _rank(net, facts, candidates))
-    best = ranked[0]
-    links = {host: _link(_in_subnet(items, best)) for host, items in candidates.items()}
-    return NetworkChoice(links=links, reason=_reason(best, ranked, facts, candidates))
+        return _by_connection(facts)
+    measured = measured or {}
+    ranked = sorted(subnets, key=lambda net: _rank(net, facts, measured))
+    return NetworkChoice(links=subnets[ranked[0]], reason=_reason(ranked, facts, measured))
+
+
+def shared_subnets(facts: Sequence[Facts]) -> dict[str, dict[str, Link]]:
+    """Subnet -> the interface in it on every host, for the subnets that all hosts share."""
+    candidates = {item.host: _candidates(item, facts) for item in facts}
+    common = set.intersection(*({_network(one) for one in items} for items in candidates.values()))
+    return {
+        str(subnet): {host: _link(_in_subnet(items, subnet)) for host, items in candidates.items()}
+        for subnet in sorted(common)
+    }
 
 
 def _wanted(facts: Sequence[Facts], wanted: Mapping[str, str | None]) -> NetworkChoice:
@@ -111,11 +122,6 @@ def _network(one: Interface) -> ipaddress.IPv4Network:
     return ipaddress.IPv4Interface(one.ipv4 or "0.0.0.0/32").network
 
 
-def _common_subnets(candidates: Mapping[str, list[Interface]]) -> list[ipaddress.IPv4Network]:
-    sets = [{_network(one) for one in items} for items in candidates.values()]
-    return sorted(set.intersection(*sets)) if sets else []
-
-
 def _in_subnet(items: list[Interface], subnet: ipaddress.IPv4Network) -> Interface:
     inside = [one for one in items if _network(one) == subnet]
     return min(inside, key=lambda one: (not one.rdma, -(one.speed_mbits or 0), one.name))
@@ -126,21 +132,28 @@ def _link(one: Interface) -> Link:
 
 
 def _rank(
-    subnet: ipaddress.IPv4Network, facts: Sequence[Facts], candidates: Mapping[str, list[Interface]]
-) -> tuple[bool, int, bool, bool, str]:
-    """RDMA first, then the slowest host's speed, then physical, then the network SSH came in on."""
-    chosen = [_in_subnet(candidates[item.host], subnet) for item in facts]
+    subnet: str, facts: Sequence[Facts], measured: Mapping[str, float]
+) -> tuple[bool, bool, float, bool, bool, str]:
+    """RDMA first, then the measured or else the reported speed, then physical, then the network SSH came in on."""
+    chosen = _chosen(subnet, facts)
+    speed = min(one.speed_mbits or 0 for one in chosen)
     return (
+        measured.get(subnet) == 0.0,
         not all(one.rdma for one in chosen),
-        -min(one.speed_mbits or 0 for one in chosen),
+        -measured.get(subnet, speed),
         not all(one.physical for one in chosen),
         not _is_ssh_network(subnet, facts),
-        str(subnet),
+        subnet,
     )
 
 
-def _is_ssh_network(subnet: ipaddress.IPv4Network, facts: Sequence[Facts]) -> bool:
-    return all(item.ssh_address != "-" and _is_inside(item.ssh_address, subnet) for item in facts)
+def _chosen(subnet: str, facts: Sequence[Facts]) -> list[Interface]:
+    return [_in_subnet(_candidates(item, facts), ipaddress.IPv4Network(subnet)) for item in facts]
+
+
+def _is_ssh_network(subnet: str, facts: Sequence[Facts]) -> bool:
+    network = ipaddress.IPv4Network(subnet)
+    return all(item.ssh_address != "-" and _is_inside(item.ssh_address, network) for item in facts)
 
 
 def _is_inside(address: str, subnet: ipaddress.IPv4Network) -> bool:
@@ -150,27 +163,26 @@ def _is_inside(address: str, subnet: ipaddress.IPv4Network) -> bool:
         return False
 
 
-def _reason(
-    best: ipaddress.IPv4Network,
-    ranked: list[ipaddress.IPv4Network],
-    facts: Sequence[Facts],
-    candidates: Mapping[str, list[Interface]],
-) -> str:
-    chosen = [_in_subnet(candidates[item.host], best) for item in facts]
-    speed = min(one.speed_mbits or 0 for one in chosen)
-    what = f"{best}{', RDMA' if all(one.rdma for one in chosen) else ''}{f', {speed} Mbit/s' if speed else ''}"
+def _reason(ranked: list[str], facts: Sequence[Facts], measured: Mapping[str, float]) -> str:
+    rdma = ", RDMA" if all(one.rdma for one in _chosen(ranked[0], facts)) else ""
+    what = f"{ranked[0]}{rdma}{_speed(ranked[0], facts, measured)}"
     if len(ranked) == 1:
         return f"{what}: the only subnet that all hosts share"
-    others = ", ".join(str(net) for net in ranked[1:])
-    return (
-        f"{what}: the fastest of the {len(ranked)} subnets that all hosts share (others: {others}); network: overrides"
-    )
+    others = ", ".join(f"{subnet}{_speed(subnet, facts, measured)}" for subnet in ranked[1:])
+    return f"{what}: the fastest of {len(ranked)} subnets that all hosts share (others: {others}); network: overrides"
 
 
-def _by_connection(facts: Sequence[Facts], candidates: Mapping[str, list[Interface]]) -> NetworkChoice:
+def _speed(subnet: str, facts: Sequence[Facts], measured: Mapping[str, float]) -> str:
+    if subnet in measured:
+        return f", {measured[subnet]:.0f} Mbit/s measured"
+    speed = min(one.speed_mbits or 0 for one in _chosen(subnet, facts))
+    return f", {speed} Mbit/s" if speed else ""
+
+
+def _by_connection(facts: Sequence[Facts]) -> NetworkChoice:
     links = {}
     for item in facts:
-        found = [one for one in candidates[item.host] if str(_address(one)) == item.ssh_address]
+        found = [one for one in _candidates(item, facts) if str(_address(one)) == item.ssh_address]
         if not found:
             have = ", ".join(f"{one.name} {one.ipv4}" for one in item.interfaces if one.ipv4) or "none"
             raise PreflightError(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrain.cluster.doctor import Finding, Needs, judge, refuse_failures, unreachable
 from llmtrain.cluster.fleet import Command, Fleet, Transport, run_on_all
+from llmtrain.cluster.links import measure_subnets
 from llmtrain.cluster.local import LocalTransport
 from llmtrain.cluster.network import NetworkChoice, choose_network
 from llmtrain.cluster.probes import Facts, FactsRequest, examine, read_tree
@@ -78,7 +79,10 @@ def examine_hosts(job: Job, fleet: Fleet) -> Contact:
     refuse_failures(findings)
     facts = {name: results.good[name] for name in job.cluster.names}
     items = list(facts.values())
-    network = choose_network(items, {name: _wanted_network(job, name) for name in facts})
+    wanted = {name: _wanted_network(job, name) for name in facts}
+    pythons = {name: job.python_on(name) for name in facts}
+    measured = {} if any(wanted.values()) else measure_subnets(fleet, items, pythons)
+    network = choose_network(items, wanted, measured)
     hardware, choices = choose_hardware(job.spec, items, flash_imports=_flash_imports(job, fleet, facts))
     return Contact(
         facts=facts, network=network, hardware=hardware, choices=choices, warnings=tuple(findings), trees=trees

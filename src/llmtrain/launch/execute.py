@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,13 +23,17 @@ class Launcher:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self._known: dict[int, int] = {}
+        self._noted = 0.0
 
     def poll(self) -> int | None:
         """Exit code of the runner, or None while it runs. Zero proves nothing."""
         return self._process.poll()
 
-    def note(self) -> None:
+    def note(self, *, every_s: float = 1.0) -> None:
         """Remember who is in the tree now: once the runner is gone its children have another parent."""
+        if time.monotonic() - self._noted < every_s:
+            return
+        self._noted = time.monotonic()
         for pid in _descendants(self._process.pid):
             begun = start_time(pid)
             if begun is not None:
@@ -40,7 +45,7 @@ class Launcher:
         The runner answers INT and TERM with a ``pkill`` on every host, so it only ever sees KILL; pdsh leaves its
         ssh clients behind when it is killed, so they are ended one by one.
         """
-        self.note()
+        self.note(every_s=0.0)
         if self._process.poll() is None:
             self._process.kill()
         for pid, begun in self._known.items():

@@ -29,6 +29,7 @@ START_S = 180.0
 SETTLE_S = 1.5
 """Time given to other ranks to report their own failure, so that the first cause is among them."""
 STOP_S = 12.0
+END_S = 8.0
 
 Event = tuple[str, dict[str, Any]]
 Tell = Callable[[str, dict[str, Any]], None]
@@ -117,12 +118,19 @@ class Watch:
             self._take(0.2)
             launcher.note()
             if len(self.state.done) == self.plan.world_size and not self.state.failed:
+                self._let_end(launcher)
                 return
             self._notice(launcher, time.monotonic() - begun)
             if self.state.failed or self.state.noted:
                 first_failure = first_failure or time.monotonic()
                 if time.monotonic() - first_failure > SETTLE_S:
                     return
+
+    def _let_end(self, launcher: Launcher) -> None:
+        """After a success DeepSpeed's launcher ends by itself, once a second it looks whether its ranks are gone."""
+        deadline = time.monotonic() + END_S
+        while launcher.poll() is None and time.monotonic() < deadline:
+            self._take(0.1)
 
     def _take(self, timeout_s: float) -> None:
         """Handle what has arrived, waiting a little for the first of it."""

@@ -13,7 +13,11 @@ from llmtrain.report.errors import clean
 from llmtrain.report.plan import show_plan
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llmtrain.launch.smoke import Stage
     from llmtrain.launch.verdict import Outcome
+    from llmtrain.spec.choice import Choice
 
 PLAIN_EVERY_S = 10.0
 PHASES = {"load": "loading the model", "data": "preparing the data", "save": "saving the model", "eval": "evaluating"}
@@ -22,10 +26,10 @@ PHASES = {"load": "loading the model", "data": "preparing the data", "save": "sa
 class Live:
     """Shows what a launch tells."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, brief: bool = False) -> None:
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self.quiet = quiet
-        self.fancy = self.console.is_terminal and not quiet
+        self.brief = brief
+        self.fancy = self.console.is_terminal
         self.progress: Progress | None = None
         self.task: TaskID | None = None
         self.begun = time.monotonic()
@@ -35,8 +39,6 @@ class Live:
 
     def tell(self, what: str, values: dict[str, Any]) -> None:
         """Take one event of the launch."""
-        if self.quiet:
-            return
         handler = getattr(self, f"_on_{what}", None)
         if handler is not None:
             handler(values)
@@ -59,7 +61,8 @@ class Live:
     def _on_plan(self, values: dict[str, Any]) -> None:
         for finding in values["warnings"]:
             self.say(f"warning: {finding.host}: {finding.saw} (wanted: {finding.wanted})")
-        show_plan(self.console, values["plan"], values["output"])
+        if not self.brief:
+            show_plan(self.console, values["plan"], values["output"])
 
     def _on_run_dir(self, values: dict[str, Any]) -> None:
         self.say(f"run folder: {values['path']}")
@@ -139,7 +142,9 @@ def show_outcome(live: Live, outcome: Outcome) -> None:
     live.close()
     if outcome.ok:
         loss = "" if outcome.final_loss is None else f", final loss {outcome.final_loss:.4f}"
-        live.say(f"done: {outcome.reason}{loss}\nmodel: {outcome.output}")
+        live.say(f"done: {outcome.reason}{loss}")
+        if outcome.output:
+            live.say(f"model: {outcome.output}")
         return
     failure = outcome.first_failure
     if failure is None:
@@ -176,7 +181,15 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def print_json(text: str) -> None:
-    """The one document on standard output."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+def show_stages(live: Live, stages: Sequence[Stage]) -> None:
+    """A table of stages and times."""
+    for stage in stages:
+        live.say(f"{stage.name:<22}{stage.seconds:7.1f} s")
+    live.say(f"{'total':<22}{sum(stage.seconds for stage in stages):7.1f} s")
+
+
+def show_choices(choices: Sequence[Choice]) -> None:
+    """What was chosen and why, on standard error."""
+    for choice in choices:
+        value = "(left out)" if choice.value is None else choice.value
+        print(clean(f"{choice.key} = {value}: {choice.reason}"), file=sys.stderr)

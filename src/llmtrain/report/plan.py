@@ -28,13 +28,10 @@ def show_plan(console: Console, plan: LaunchPlan, output: str) -> None:
         network = f"{host.interface} {host.address}"
         table.add_row(clean(host.name), _join(host.ranks), _join(host.slots), network, clean(host.python))
     console.print(table)
-    choices = Table(box=None, pad_edge=False)
-    for column in ("chosen", "value", "because"):
-        choices.add_column(column, overflow="fold")
+    console.print("chosen:", markup=False)
     for choice in plan.choices:
         value = "(left out)" if choice.value is None else str(choice.value)
-        choices.add_row(clean(choice.key), clean(value), clean(choice.reason))
-    console.print(choices)
+        console.print(clean(f"  {choice.key} = {value}: {choice.reason}"), markup=False)
     batch = plan.deepspeed.batch
     console.print(f"{batch}; model goes to {clean(output)}", markup=False)
 

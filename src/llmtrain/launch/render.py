@@ -1,0 +1,47 @@
+"""Render a DeepSpeed configuration without touching any host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmtrain.errors import UsageError
+from llmtrain.spec.batch import BatchRequest
+from llmtrain.spec.dsconfig import Rendered, Wanted, render_deepspeed
+from llmtrain.spec.hostfile import read_hostfile, select
+from llmtrain.spec.modelinfo import read_model
+from llmtrain.spec.presets import overrides_layer, read_config
+
+if TYPE_CHECKING:
+    from llmtrain.launch.job import Selection
+    from llmtrain.spec.runspec import RunSpec
+
+
+def render(spec: RunSpec, selection: Selection) -> Rendered:
+    """The DeepSpeed JSON of a run, with what no host is asked for assumed: NVIDIA GPUs that have bf16.
+
+    Raises:
+        UsageError: no configuration is named.
+        InputFileError: a file cannot be used, or its keys do not fit the run.
+    """
+    if spec.config is None:
+        raise UsageError("--config is missing", where="command line", fix="add --config zero3-offload")
+    world_size = 1
+    if spec.hosts is not None:
+        cluster = select(
+            read_hostfile(spec.hosts),
+            include=selection.include,
+            exclude=selection.exclude,
+            num_hosts=selection.num_hosts,
+        )
+        world_size = cluster.world_size
+    wanted = Wanted(
+        world_size=world_size,
+        batch=BatchRequest(global_=spec.batch.global_, micro=spec.batch.micro, accumulation=spec.batch.accumulation),
+        dtype="bf16" if spec.model.dtype == "auto" else spec.model.dtype,
+        learning_rate=spec.training.learning_rate,
+        weight_decay=spec.training.weight_decay,
+        max_grad_norm=spec.training.max_grad_norm,
+        accelerator=spec.env.get("DS_ACCELERATOR", "cuda"),
+    )
+    model = read_model(spec.model.path) if spec.model.path else None
+    return render_deepspeed(read_config(spec.config), overrides_layer(spec.deepspeed), model=model, wanted=wanted)

@@ -1,0 +1,263 @@
+"""From a data file to what the trainer reads: tokenized once per host, memory-mapped by every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmtrain.errors import InputFileError
+from llmtrain.process import write_json
+from llmtrain.spec.dataset import iter_examples
+from llmtrain.train.masking import IGNORED, Encoded, MaskError, encode_by_prefixes, encode_marked, encode_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from llmtrain.train.runjson import RankRun
+    from llmtrain.train.templates import Template
+
+CHUNK_ROWS = 512
+MAX_NAMED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """What became of a data file."""
+
+    path: str
+    """The file."""
+    digest_sha256: str
+    """SHA-256 of its bytes, in hex."""
+    method: str
+    """How the trained tokens were found: ``template markers``, ``template prefixes`` or ``all tokens``."""
+    examples: int
+    """Examples in the file."""
+    dropped: int
+    """Examples left out because nothing to learn from remained within the length limit."""
+    truncated: int
+    """Examples that were kept but cut at the length limit."""
+    split: int
+    """Conversations whose prompts and answers were tokenized apart (see ``masking``)."""
+    unstopped: int
+    """Examples with an answer that no special token ends, so that the model cannot learn to stop there."""
+    tokens: int
+    """Tokens in the kept examples."""
+    trained_tokens: int
+    """Tokens among them that are trained on."""
+    stop_tokens: tuple[int, ...]
+    """Ids of the tokens that end what is trained on; generation must stop at them."""
+
+    @property
+    def kept(self) -> int:
+        """Examples that are trained on; also the row of the filler, which is stored after them."""
+        return self.examples - self.dropped
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """The rows of a run as memory-mapped datasets; each has one more row, the filler, at its end."""
+
+    train: Any
+    """``datasets.Dataset`` of ``input_ids`` and ``labels`` to train on."""
+    train_rows: int
+    """Number of examples in ``train``; also the index of its filler."""
+    evaluation: Any
+    """The held-out examples, with fillers up to a whole number of batches over all ranks; or None."""
+    eval_rows: int
+    """Number of examples held out."""
+    facts: DataFacts
+    """About the training file."""
+
+
+# --- once per host ---------------------------------------------------------------------------------------------
+
+
+def write_tokenized(run: RankRun, tokenizer: Any, template: Template | None, tick: Callable[[], None]) -> None:
+    """Tokenize the run's data into its cache on this host.
+
+    Args:
+        run: the run.
+        tokenizer: the model's, with the chosen chat template.
+        template: the chosen template; None for plain text.
+        tick: called now and then, to show that it goes on.
+
+    Raises:
+        InputFileError: an example cannot be masked, or nothing is left to train on.
+    """
+    for name, path in _files(run):
+        rows = _iter_encoded(run, Path(path), tokenizer, template)
+        facts = _write_rows(cache_dir(run) / f"{name}.arrow", rows, run.data.max_length, _filler(tokenizer), tick)
+        method = "all tokens" if template is None else "template " + ("markers" if template.has_markers else "prefixes")
+        if facts["examples"] == facts["dropped"]:
+            raise InputFileError(
+                f"none of its {facts['examples']} examples has anything to learn within {run.data.max_length} tokens",
+                where=path,
+                fix="raise data.max_length",
+            )
+        described = DataFacts(path=path, digest_sha256=read_digest(Path(path)), method=method, **facts)
+        write_json(cache_dir(run) / f"{name}.json", dataclasses.asdict(described))
+
+
+def cache_dir(run: RankRun) -> Path:
+    """Where this host keeps its tokenized rows; apart by host, because the run folder may lie on a shared disk."""
+    return run.run_dir / "cache" / run.host
+
+
+def read_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _files(run: RankRun) -> list[tuple[str, str]]:
+    files = [("train", run.data.path)]
+    if isinstance(run.data.eval, str):
+        files.append(("eval", run.data.eval))
+    return files
+
+
+def _iter_encoded(run: RankRun, path: Path, tokenizer: Any, template: Template | None) -> Iterator[Encoded]:
+    for number, example in enumerate(iter_examples(path, run.data.format), start=1):
+        if template is None:
+            yield encode_text(tokenizer, example["text"])
+            continue
+        encode = encode_marked if template.has_markers else encode_by_prefixes
+        try:
+            yield encode(tokenizer, example["messages"])
+        except MaskError as problem:
+            raise InputFileError(
+                f"example {number}: {problem}; training would be on the wrong tokens",
+                where=str(path),
+                fix="set data.chat_template to a template with {% generation %} blocks, or change the example",
+            ) from None
+
+
+def _filler(tokenizer: Any) -> list[int]:
+    token = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
+    return [token, token]  # two, because the first token of a row is never predicted
+
+
+def _write_rows(
+    path: Path, rows: Iterable[Encoded], max_length: int, filler: list[int], tick: Callable[[], None]
+) -> dict[str, Any]:
+    """Stream rows into an Arrow file under a temporary name; returns the counts."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    schema = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
+    counts = dict.fromkeys(("examples", "dropped", "truncated", "split", "unstopped", "tokens", "trained_tokens"), 0)
+    stops: set[int] = set()
+
+    def iter_kept() -> Iterator[tuple[list[int], list[int]]]:
+        for row in rows:
+            counts["examples"] += 1
+            ids, labels = row.ids[:max_length], row.labels[:max_length]
+            trained = sum(label != IGNORED for label in labels[1:])
+            if not trained:
+                counts["dropped"] += 1
+                continue
+            counts["truncated"] += len(row.ids) > max_length
+            counts["split"] += row.split
+            counts["unstopped"] += not row.stops
+            counts["tokens"] += len(ids)
+            counts["trained_tokens"] += trained
+            if row.stops:
+                stops.add(next(label for label in reversed(row.labels) if label != IGNORED))
+            yield ids, labels
+        yield filler, [IGNORED] * len(filler)
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+        kept = iter_kept()
+        while chunk := list(itertools.islice(kept, CHUNK_ROWS)):
+            writer.write_batch(pa.record_batch(list(map(list, zip(*chunk, strict=True))), schema=schema))
+            tick()
+    partial.replace(path)
+    return {**counts, "stop_tokens": tuple(sorted(stops))}
+
+
+# --- on every rank ---------------------------------------------------------------------------------------------
+
+
+def read_training_data(run: RankRun) -> TrainingData:
+    """Open what ``write_tokenized`` left, and divide it into training and held-out rows."""
+    rows, facts = _read_rows(run, "train")
+    kept = facts.kept
+    held = _choose_held_out(kept, run.data.eval, run.training.seed) if isinstance(run.data.eval, float) else []
+    if held:
+        gone = set(held)
+        train = rows.select([row for row in range(kept + 1) if row not in gone])
+        evaluation, eval_rows = rows.select([*held, *_fillers(run, len(held), kept)]), len(held)
+    else:
+        train, evaluation, eval_rows = rows, None, 0
+    if isinstance(run.data.eval, str):
+        others, other = _read_rows(run, "eval")
+        eval_rows = other.kept
+        evaluation = others.select([*range(eval_rows), *_fillers(run, eval_rows, eval_rows)])
+    return TrainingData(
+        train=train, train_rows=kept - len(held), evaluation=evaluation, eval_rows=eval_rows, facts=facts
+    )
+
+
+def _read_rows(run: RankRun, name: str) -> tuple[Any, DataFacts]:
+    from datasets import Dataset
+
+    document = json.loads((cache_dir(run) / f"{name}.json").read_text(encoding="utf-8"))
+    facts = DataFacts(**{**document, "stop_tokens": tuple(document["stop_tokens"])})
+    return Dataset.from_file(str(cache_dir(run) / f"{name}.arrow")), facts
+
+
+def _choose_held_out(kept: int, share: float, seed: int) -> list[int]:
+    """Rows for the evaluation: a seeded draw of at least one, leaving at least one to train on."""
+    count = max(1, round(kept * share))
+    if count >= kept:
+        raise InputFileError(
+            f"data.eval: holding out {share:g} of {kept} examples leaves none to train on", fix="use more data"
+        )
+    return sorted(random.Random(seed).sample(range(kept), count))  # noqa: S311 - reproducible on purpose
+
+
+def _fillers(run: RankRun, rows: int, filler: int) -> list[int]:
+    """Row indices that make the evaluation a whole number of micro-batches for every rank.
+
+    Otherwise the loader repeats examples, and the loss depends on the number of ranks.
+    """
+    return [filler] * (-rows % (run.batch.micro * run.world_size))
+
+
+class EpochOrder:
+    """The order of rows in each epoch: every example once, then fillers up to a whole number of steps.
+
+    A sampler for PyTorch's loader. The order depends on seed and epoch alone, not on ranks or hosts: the loader
+    deals micro-batches to the ranks in turn, so a step sees the same examples however many ranks there are.
+    """
+
+    def __init__(self, *, rows: int, step: int, seed: int) -> None:
+        """Args: *rows* examples before the filler, *step* examples per optimizer step."""
+        self._rows = rows
+        self._step = step
+        self._seed = seed
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration is for; called by the loader."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return math.ceil(self._rows / self._step) * self._step
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(self._rows))
+        random.Random(f"{self._seed}/{self._epoch}").shuffle(order)  # noqa: S311 - reproducible on purpose
+        yield from order
+        yield from itertools.repeat(self._rows, len(self) - self._rows)

@@ -1,0 +1,346 @@
+"""Fine-tune a causal language model with TRL's SFTTrainer under the rendered DeepSpeed configuration.
+
+Reads top to bottom: connect, check, tokenize once per host, load the model divided over the ranks, train, write the
+model. ``run`` is called on every rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
+from trl import SFTConfig, SFTTrainer
+
+from llmtrain.errors import InputFileError
+from llmtrain.train.card import read_versions, render_card
+from llmtrain.train.checkpoint import check_output, check_resume, gather_weights, write_checkpoint, write_model
+from llmtrain.train.crew import Crew
+from llmtrain.train.data import EpochOrder, read_training_data, write_tokenized
+from llmtrain.train.masking import IGNORED
+from llmtrain.train.telemetry import Telemetry
+from llmtrain.train.templates import choose_template
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llmtrain.train.data import TrainingData
+    from llmtrain.train.place import Place
+    from llmtrain.train.records import Beat
+    from llmtrain.train.runjson import RankRun
+    from llmtrain.train.templates import Template
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
+WARMUP_SHARE = 0.03
+
+
+def run(run: RankRun, place: Place, beat: Beat) -> None:
+    """Do the whole fine-tune as one rank of it.
+
+    Raises:
+        LlmtrainError: something that the user can act on; anything else is a bug or a failure of the machine.
+    """
+    beat.enter("load", 0)
+    _quieten()
+    crew = Crew(place)
+    check_batch(run)
+    resume = check_resume(run)
+    if place.is_first:
+        check_output(run.output)
+
+    tokenizer, template = load_tokenizer(run)
+    beat.enter("data")
+    if place.is_first_on_host:
+        write_tokenized(run, tokenizer, template, tick=lambda: beat.advance(0))
+    crew.wait()
+    data = read_training_data(run)
+    steps = count_steps(run, data.train_rows)
+    if place.is_first:
+        _say_plan(run, data, template, steps)
+
+    beat.enter("load")
+    arguments = make_arguments(run, steps, crew, evaluates=data.evaluation is not None)
+    model = load_model(run)
+    telemetry = Telemetry(metrics=run.run_dir / "metrics.jsonl", place=place, beat=beat)
+    trainer = Trainer(run, crew, telemetry, beat, data, model=model, args=arguments, processing_class=tokenizer)
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    if data.evaluation is not None and not trainer.has_just_evaluated():
+        trainer.evaluate()
+
+    beat.enter("save", trainer.state.global_step)
+    weights = gather_weights(
+        trainer.model, DTYPES["fp32" if run.model.dtype == "fp32" else "bf16"], keep=place.is_first
+    )
+    if place.is_first:
+        losses = {"first": telemetry.first_loss, "last": telemetry.last_loss, "held-out": telemetry.eval_loss}
+        card = render_card(
+            run, data, template, steps=trainer.state.global_step, losses=losses, versions=read_versions()
+        )
+        write_model(trainer.model, weights, tokenizer, run, card=card, stop_tokens=data.facts.stop_tokens)
+        telemetry.write_final(trainer.state.global_step)
+    crew.wait()
+    crew.leave()
+
+
+# --- decisions -------------------------------------------------------------------------------------------------
+
+
+def check_batch(run: RankRun) -> None:
+    """The batch sizes must agree with each other and with the DeepSpeed configuration.
+
+    Raises:
+        InputFileError: they do not; the message holds the equation.
+    """
+    batch = run.batch
+    product = batch.micro * batch.accumulation * run.world_size
+    if batch.global_size != product:
+        raise InputFileError(
+            f"batch: global {batch.global_size} is not micro {batch.micro} x accumulation {batch.accumulation}"
+            f" x {run.world_size} ranks = {product}",
+            where="run.json",
+        )
+    same = {
+        "train_batch_size": batch.global_size,
+        "train_micro_batch_size_per_gpu": batch.micro,
+        "gradient_accumulation_steps": batch.accumulation,
+    }
+    for key, value in same.items():
+        if run.deepspeed.get(key) != value:
+            raise InputFileError(
+                f"deepspeed.{key} is {run.deepspeed.get(key)}, the batch of the run says {value}", where="run.json"
+            )
+    if run.data.packing:
+        raise InputFileError("data.packing is not available yet", where="run.json", fix="set data.packing to false")
+
+
+def count_steps(run: RankRun, rows: int) -> int:
+    """Optimizer steps of the whole run.
+
+    Raises:
+        InputFileError: neither steps nor epochs are given.
+    """
+    recipe = run.training
+    if recipe.max_steps is not None:
+        return recipe.max_steps
+    if recipe.epochs is None:
+        raise InputFileError("training needs max_steps or epochs", where="run.json")
+    return max(1, math.ceil(recipe.epochs * math.ceil(rows / run.batch.global_size)))
+
+
+def make_arguments(run: RankRun, steps: int, crew: Crew, *, evaluates: bool) -> Any:
+    """The trainer's arguments. While they live, ``from_pretrained`` divides a ZeRO-3 model over the ranks."""
+    recipe = run.training
+    warmup = int(WARMUP_SHARE * steps) if recipe.warmup_steps is None else recipe.warmup_steps
+    return SFTConfig(
+        output_dir=str(run.checkpoints),
+        deepspeed=run.deepspeed,
+        use_cpu=crew.on_cpu,
+        bf16=run.model.dtype == "bf16",
+        fp16=run.model.dtype == "fp16",
+        per_device_train_batch_size=run.batch.micro,
+        per_device_eval_batch_size=run.batch.micro,
+        gradient_accumulation_steps=run.batch.accumulation,
+        average_tokens_across_devices=True,
+        max_steps=steps,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type=SCHEDULES[recipe.schedule],
+        warmup_steps=warmup,
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.max_grad_norm,
+        seed=recipe.seed,
+        data_seed=recipe.seed,
+        **_checkpointing_options(enabled=recipe.gradient_checkpointing),
+        logging_strategy="steps",
+        logging_steps=1,
+        logging_nan_inf_filter=False,  # it would hide a loss that is not a number
+        save_strategy="steps" if recipe.save_steps else "no",
+        save_steps=recipe.save_steps or 500,
+        eval_strategy="steps" if evaluates and recipe.eval_steps else "no",
+        eval_steps=recipe.eval_steps,
+        prediction_loss_only=True,
+        dataloader_num_workers=recipe.loader_workers,
+        dataloader_pin_memory=not crew.on_cpu,
+        max_length=run.data.max_length,
+        dataset_kwargs={"skip_prepare_dataset": True},  # it is tokenized, masked and cut already
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def _checkpointing_options(*, enabled: bool) -> dict[str, Any]:
+    """Non-reentrant activation checkpointing, under the name that this version of transformers has for it."""
+    names = {field.name for field in dataclasses.fields(SFTConfig)}
+    name = "activation_checkpointing" if "activation_checkpointing" in names else "gradient_checkpointing"
+    return {name: enabled, f"{name}_kwargs": {"use_reentrant": False} if enabled else None}
+
+
+# --- loading ---------------------------------------------------------------------------------------------------
+
+
+def load_tokenizer(run: RankRun) -> tuple[Any, Template | None]:
+    """The model's tokenizer, with the chosen chat template set (None for plain text)."""
+    tokenizer = AutoTokenizer.from_pretrained(
+        run.model.path, trust_remote_code=run.model.trust_remote_code, local_files_only=True
+    )
+    if tokenizer.pad_token is None:
+        # Padding is masked out of attention and loss, so any token will do.
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    if run.data.format == "text":
+        return tokenizer, None
+    template = choose_template(run.data.chat_template, tokenizer)
+    tokenizer.chat_template = template.text
+    return tokenizer, template
+
+
+def load_model(run: RankRun) -> Any:
+    """The model; under ZeRO-3 each rank keeps only its part, from the first tensor on.
+
+    Raises:
+        InputFileError: the model's files lack tensors, which transformers would fill with random numbers.
+    """
+    model, loading = AutoModelForCausalLM.from_pretrained(
+        run.model.path,
+        dtype=DTYPES[run.model.dtype],
+        attn_implementation=run.model.attention,
+        trust_remote_code=run.model.trust_remote_code,
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    missing = sorted(loading["missing_keys"])
+    if missing:
+        raise InputFileError(
+            f"the model's files lack {len(missing)} of its tensors, for example {missing[0]}",
+            where=run.model.path,
+            fix="copy the model again",
+        )
+    return model
+
+
+def _quieten() -> None:
+    """Leave logs to what matters: no progress bars, no information or deprecation lines of libraries."""
+    import datasets
+
+    transformers.utils.logging.set_verbosity_warning()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    warnings.filterwarnings("ignore", category=FutureWarning)  # addressed to authors of libraries
+
+
+def _say_plan(run: RankRun, data: TrainingData, template: Template | None, steps: int) -> None:
+    facts = data.facts
+    lines = [
+        f"data: {facts.examples} examples, {data.train_rows} to train on, {data.eval_rows} held out",
+        f"tokens: {facts.tokens}, {facts.trained_tokens} of them trained on ({facts.method})",
+        f"steps: {steps} of {run.batch.global_size} examples",
+    ]
+    if template:
+        lines.append(f"chat template: {template.name} ({template.reason})")
+    if facts.dropped:
+        lines.append(f"warning: {facts.dropped} examples dropped: no answer within {run.data.max_length} tokens")
+    if facts.truncated:
+        lines.append(f"warning: {facts.truncated} examples cut at {run.data.max_length} tokens")
+    if facts.split:
+        lines.append(f"note: {facts.split} examples with prompt and answer tokenized apart (shared tokens)")
+    if facts.unstopped:
+        lines.append(f"warning: {facts.unstopped} examples without an end-of-turn token after the answer")
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+# --- the trainer -----------------------------------------------------------------------------------------------
+
+
+class PaddingCollator:
+    """Rows of different lengths to one batch, padded on the right; padding is neither attended to nor trained on."""
+
+    def __init__(self, pad_token: int) -> None:
+        self._pad_token = pad_token
+
+    def __call__(self, rows: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+        """Pad to the longest row of this batch."""
+        width = max(len(row["input_ids"]) for row in rows)
+
+        def pad(values: Sequence[int], filler: int) -> list[int]:
+            return [*values, *[filler] * (width - len(values))]
+
+        return {
+            "input_ids": torch.tensor([pad(row["input_ids"], self._pad_token) for row in rows]),
+            "attention_mask": torch.tensor([pad([1] * len(row["input_ids"]), 0) for row in rows]),
+            "labels": torch.tensor([pad(row["labels"], IGNORED) for row in rows]),
+        }
+
+
+class Trainer(SFTTrainer):  # type: ignore[misc]
+    """SFTTrainer with our order of rows, our checkpoints and an evaluation that does not depend on the ranks."""
+
+    control: Any
+
+    def __init__(
+        self,
+        run: RankRun,
+        crew: Crew,
+        telemetry: Telemetry,
+        beat: Beat,
+        data: TrainingData,
+        *,
+        processing_class: Any,
+        **options: Any,
+    ) -> None:
+        self._run = run
+        self._crew = crew
+        self._telemetry = telemetry
+        self._beat = beat
+        self._rows = data.train_rows
+        self._evaluated_at = -1
+        super().__init__(
+            train_dataset=data.train,
+            eval_dataset=data.evaluation,
+            processing_class=processing_class,
+            data_collator=PaddingCollator(processing_class.pad_token_id),
+            callbacks=[telemetry],
+            **options,
+        )
+        self.remove_callback(PrinterCallback)
+
+    def _get_train_sampler(self, *_: Any) -> EpochOrder:
+        return EpochOrder(rows=self._rows, step=self._run.batch.global_size, seed=self._run.training.seed)
+
+    def has_just_evaluated(self) -> bool:
+        """Whether the last step was followed by an evaluation."""
+        return bool(self._evaluated_at == self.state.global_step)
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """Mean loss over all trained tokens of the held-out rows.
+
+        The base class averages the means of batches, so that its result depends on how rows fall into batches.
+        """
+        self._beat.enter("eval", self.state.global_step)
+        self.model_wrapped.eval()
+        sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
+        for batch in self.get_eval_dataloader():
+            inputs = self._prepare_inputs(batch)
+            count = int((inputs["labels"][:, 1:] != IGNORED).sum())
+            with torch.no_grad(), self.compute_loss_context_manager():
+                loss = self.compute_loss(self.model_wrapped, inputs)
+            if count:  # every rank must run every batch, but one of fillers has no loss
+                sums += torch.tensor([float(loss) * count, count], dtype=sums.dtype, device=sums.device)
+        self._crew.add_up(sums)
+        metrics = {"eval_loss": float(sums[0] / sums[1])}
+        self._evaluated_at = self.state.global_step
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _save_checkpoint(self, *_: Any, **__: Any) -> None:
+        step = self.state.global_step
+        if step % self._run.training.save_steps:
+            return  # transformers asks once more after the last step, where the final model is written anyway
+        self._beat.enter("save", step)
+        write_checkpoint(self, self._run, self._crew)
+        self._telemetry.resume_training(step)
