@@ -25,7 +25,7 @@ from llmtrain.sync.manifest import (
     combine,
     first_of,
 )
-from llmtrain.sync.relay import FOLLOW_BYTES, Json, Stream, ranges
+from llmtrain.sync.relay import FOLLOW_BYTES, Bytes, Json, Stream, as_frame, ranges
 
 OPEN_FILES = 48
 FICLONE = 0x40049409
@@ -289,7 +289,7 @@ class Builder:
                     self._write(file, block, offset, data, digest)
                 except OSError as error:
                     raise TreeError("disk: " + (error.strerror or "write failed"), self.entries[file].path)
-        return self.stream.mark(chunk, bytes(frame))
+        return self.stream.mark(chunk, [frame])
 
     def _check(self, file: int, block: int, data: memoryview, digest: bytes) -> None:
         entry = self.entries[file]
@@ -338,7 +338,7 @@ class Builder:
             os.close(self._fds.popitem(last=False)[1])
         return fd
 
-    def frame(self, chunk: int) -> bytes:
+    def frame(self, chunk: int) -> List[Bytes]:
         """A chunk that is here, for another host."""
         assert self.stream is not None
         digests, parts = [], []
@@ -349,7 +349,7 @@ class Builder:
             table = self.blocks.get(file)
             known = table[32 * block : 32 * block + 32] if table else bytes.fromhex(entry.digest)
             digests.append(bytes(known))
-        return b"".join(digests + parts)
+        return as_frame(digests, parts)
 
     def _new(self, entry: Entry) -> str:
         return os.path.join(self.new_root, entry.path) if entry.path else self.new_root

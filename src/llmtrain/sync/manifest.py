@@ -256,7 +256,7 @@ class Scan:
             if entry.kind != "f":
                 continue
             info = self.stats[entry.path]
-            blocks = None if again else cache.get(info)
+            blocks = b"" if not entry.size else None if again else cache.get(info)
             if blocks is None:
                 if entry.path not in only if only is not None else entry.size > limit and entry.size not in twice:
                     continue

@@ -17,7 +17,7 @@ import struct
 import subprocess
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 from llmtrain.sync.manifest import MIB, Entry, TreeError, block_count, block_size
 
@@ -31,6 +31,7 @@ BEAT_S = 0.5
 PIECE = 256 * 1024
 FOLLOW_BYTES = 1 << 30
 Json = Dict[str, Any]
+Bytes = Union[bytes, bytearray]
 
 
 class Stream:
@@ -43,7 +44,7 @@ class Stream:
         self.count = 0
         self.changed = threading.Condition(threading.RLock())
         self.closed = False
-        self._ring = collections.OrderedDict()  # type: collections.OrderedDict[int, bytes]
+        self._ring = collections.OrderedDict()  # type: collections.OrderedDict[int, List[Bytes]]
         self._ring_bytes = 0
 
     def blocks(self, chunk: int) -> Iterator[Tuple[int, int, int, int]]:
@@ -54,7 +55,7 @@ class Stream:
             for block in range(first, last + 1):
                 yield file, block, block * step, min(step, size - block * step)
 
-    def mark(self, chunk: int, frame: bytes = b"") -> bool:
+    def mark(self, chunk: int, frame: Optional[List[Bytes]] = None) -> bool:
         """This chunk is here now; True if it was not before."""
         with self.changed:
             fresh = not self.have[chunk]
@@ -65,16 +66,16 @@ class Stream:
             self.changed.notify_all()
         return fresh
 
-    def keep(self, chunk: int, frame: bytes) -> None:
+    def keep(self, chunk: int, frame: List[Bytes]) -> None:
         """Hold a recent chunk in memory: the next host wants it now."""
         with self.changed:
             if chunk not in self._ring:
                 self._ring[chunk] = frame
-                self._ring_bytes += len(frame)
+                self._ring_bytes += sum(map(len, frame))
             while self._ring_bytes > RING_BYTES and len(self._ring) > 1:
-                self._ring_bytes -= len(self._ring.popitem(last=False)[1])
+                self._ring_bytes -= sum(map(len, self._ring.popitem(last=False)[1]))
 
-    def recent(self, chunk: int) -> Optional[bytes]:
+    def recent(self, chunk: int) -> Optional[List[Bytes]]:
         """The chunk if it is still in memory."""
         with self.changed:
             return self._ring.get(chunk)
@@ -144,7 +145,7 @@ class Server:
         self.sock = listen(address, ports)
         self.port = self.sock.getsockname()[1]
         self.stream = None  # type: Optional[Stream]
-        self.frame = None  # type: Optional[Callable[[int], bytes]]
+        self.frame = None  # type: Optional[Callable[[int], List[Bytes]]]
         self.bucket = None  # type: Optional[Bucket]
         self.sent = 0
         self.refused = 0
@@ -199,18 +200,20 @@ class Server:
                 if frame is None:
                     frame = self.frame(chunk)
                     stream.keep(chunk, frame)
-                self._send(conn, HEADER.pack(DATA, chunk, len(frame)), frame)
+                self._send(conn, HEADER.pack(DATA, chunk, sum(map(len, frame))), frame)
 
-    def _send(self, conn: ssl.SSLSocket, header: bytes, frame: bytes) -> None:
+    def _send(self, conn: ssl.SSLSocket, header: bytes, frame: List[Bytes]) -> None:
         conn.sendall(header)
-        view = memoryview(frame)
-        for at in range(0, len(frame), PIECE if self.bucket else 4 * MIB):
-            piece = view[at : at + (PIECE if self.bucket else 4 * MIB)]
-            if self.bucket:
-                self.bucket.take(len(piece))
-            conn.sendall(piece)
+        step = PIECE if self.bucket else 4 * MIB
+        for part in frame:
+            view = memoryview(part)
+            for at in range(0, len(part), step):
+                piece = view[at : at + step]
+                if self.bucket:
+                    self.bucket.take(len(piece))
+                conn.sendall(piece)
         with self._lock:
-            self.sent += len(header) + len(frame)
+            self.sent += len(header) + sum(map(len, frame))
 
     def close(self) -> None:
         """Stop listening."""
@@ -360,6 +363,11 @@ def ranges(numbers: Any) -> List[List[int]]:
     return found
 
 
+def as_frame(digests: List[bytes], parts: List[bytes]) -> List[Bytes]:
+    """A chunk as it travels; a long block is not copied once more."""
+    return [b"".join(digests), parts[0]] if len(parts) == 1 else [b"".join(digests + parts)]
+
+
 class SourceReader:
     """Chunks read from the tree that is copied; every block is hashed as it is read."""
 
@@ -369,7 +377,7 @@ class SourceReader:
         self.stats = stats
         self.digests = {}  # type: Dict[int, bytearray]
 
-    def frame(self, chunk: int) -> bytes:
+    def frame(self, chunk: int) -> List[Bytes]:
         """Digests and bytes of a chunk; TreeError if a file is not what it was."""
         digests, parts = [], []
         for file, block, offset, length in self.stream.blocks(chunk):
@@ -386,7 +394,7 @@ class SourceReader:
             table[32 * block : 32 * block + 32] = digest
             digests.append(digest)
             parts.append(data)
-        return b"".join(digests + parts)
+        return as_frame(digests, parts)
 
     def _read(self, entry: Entry, offset: int, length: int) -> bytes:
         try:
