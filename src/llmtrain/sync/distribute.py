@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrain.cluster.fleet import run_on_all
 from llmtrain.cluster.local import LocalTransport
-from llmtrain.errors import LlmtrainError, SyncError
+from llmtrain.errors import SyncError
 from llmtrain.sync.certs import make_certificates
 from llmtrain.sync.chain import Chain
 from llmtrain.sync.links import AgentLink, Inbox
@@ -55,6 +55,25 @@ def run_sync(request: SyncRequest, fleet: Fleet, tell: Tell, *, source: Transpor
         sync.close()
 
 
+def run_rollback(
+    request: SyncRequest, fleet: Fleet, tell: Tell, *, source: Transport | None = None
+) -> SyncReport:
+    """Bring the last generation back on all hosts, or on none.
+
+    Args:
+        request: whose destination.
+        fleet: open transports to the hosts.
+        tell: called for everything a person would want to see.
+        source: not used.
+    """
+    sync = Sync(request, tell)
+    try:
+        sync.start(fleet, None)
+        return sync.roll_back()
+    finally:
+        sync.close()
+
+
 class SourceError(SyncError):
     """The tree that is copied cannot be used."""
 
@@ -85,7 +104,7 @@ class Sync:
 
     # --- agents
 
-    def start(self, fleet: Fleet, source: Transport) -> None:
+    def start(self, fleet: Fleet, source: Transport | None) -> None:
         """Start all agents and have them look at what is there."""
         request = self.request
         pems = make_certificates(list(self._names.values()))
@@ -93,7 +112,10 @@ class Sync:
         transports = {name: fleet[name] for name in request.hosts}
 
         def begin(name: str) -> None:
-            link = AgentLink(name, transports.get(name, source), request.dest_on(name), self.inbox)
+            transport = source if name == SOURCE else transports[name]
+            if transport is None:
+                return
+            link = AgentLink(name, transport, request.dest_on(name), self.inbox)
             self.links[name] = link
             if name == SOURCE:
                 follow, same = request.what == "weights", request.path == request.dest
@@ -146,7 +168,7 @@ class Sync:
             self._beat_at = now
             for link in self.links.values():
                 link.send("beat")
-        for name in [SOURCE, *self.active]:
+        for name in [one for one in (SOURCE, *self.active) if one in self.links]:
             if now - self.links[name].heard > SILENT_S:
                 self._fail(name, f"no sign of life for {SILENT_S:.0f} s")
         try:
@@ -207,6 +229,24 @@ class Sync:
             self._transfer(plan)
         self._share(followers)
         return self._conclude()
+
+    def roll_back(self) -> SyncReport:
+        """Only if every host has a generation to go back to."""
+        opened = self._gather("open", self.active)
+        lacking = [name for name, answer in opened.items() if not answer["generations"]]
+        for name in lacking:
+            self._fail(name, "there is no older tree to go back to")
+        if len(self.active) < len(self.request.hosts):
+            for name in list(self.active):
+                self._fail(name, "left as it is, because another host cannot go back")
+        elif not self.request.dry_run:
+            for name, answer in self._ask("rollback", self.active).items():
+                self._succeed(name, f"back to {answer['root'] or 'the tree before llmtrain'}"[:24])
+        else:
+            for name in self.active:
+                self._succeed(name, "could go back")
+        self.report.seconds = time.monotonic() - self.begun
+        return self.report
 
     def _refuse(self, opened: Mapping[str, dict[str, Any]]) -> None:
         for name, answer in opened.items():
@@ -369,6 +409,3 @@ def refuse_failures(report: SyncReport) -> None:
     if failed:
         more = f" (and {len(failed) - 1} more hosts: {', '.join(one.host for one in failed[1:6])})" if failed[1:] else ""
         raise SyncError(f"{failed[0].error}{more}", where=failed[0].host, fix="mend it and run the same command again")
-
-
-__all__ = ["LlmtrainError", "SourceError", "refuse_failures", "run_sync"]
