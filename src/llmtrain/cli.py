@@ -14,7 +14,7 @@ import typer
 
 from llmtrain import __version__
 from llmtrain.cli_sync import register as register_sync
-from llmtrain.errors import LlmtrainError
+from llmtrain.errors import ExitCode, LlmtrainError, UsageError
 
 if TYPE_CHECKING:
     from llmtrain.spec.runspec import RunSpec
@@ -185,21 +185,39 @@ register_sync(app)
 def main() -> None:
     """Entry point of the console script: errors become lines and exit codes here, and only here."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except LlmtrainError as error:
-        from llmtrain.report.errors import error_json, show_error
-
-        show_error(error)
-        if "--json" in sys.argv:
-            sys.stdout.write(json.dumps(error_json(error), indent=2) + "\n")
-        sys.exit(int(error.exit_code))
-    except KeyboardInterrupt:
-        print("stopped before anything was started", file=sys.stderr)
-        sys.exit(130)
+        code = _fail(error)
     except Exception as error:
-        from llmtrain.report.errors import show_bug
+        code = _fail_otherwise(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code in {ExitCode.INTERRUPTED, ExitCode.TERMINATED}:
+        os._exit(code)  # threads may still wait for a host that does not answer
+    sys.exit(code)
 
-        sys.exit(int(show_bug(error)))
+
+def _fail(error: LlmtrainError) -> int:
+    from llmtrain.report.errors import error_json, show_error
+
+    show_error(error)
+    if "--json" in sys.argv:
+        sys.stdout.write(json.dumps(error_json(error), indent=2) + "\n")
+    return int(error.exit_code)
+
+
+def _fail_otherwise(error: Exception) -> int:
+    """A mistake in the options, or a bug; typer has had click inside and outside, so its errors are told by shape."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return ExitCode.USAGE  # the help has been shown
+    if getattr(error, "exit_code", None) == ExitCode.USAGE and hasattr(error, "format_message"):
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "llmtrain"
+        message = str(error.format_message()).strip().rstrip(".")
+        return _fail(UsageError(message[:1].lower() + message[1:], where="command line", fix=f"{command} --help"))
+    from llmtrain.report.errors import show_bug
+
+    return int(show_bug(error))
 
 
 if __name__ == "__main__":

@@ -13,14 +13,16 @@
     ├── OutOfMemoryError   11   a rank or a host ran out of memory
     ├── DiskError          12   a disk is full or not writable
     ├── LauncherError      13   DeepSpeed's launcher or pdsh died
-    └── LeftoverError      14   stopped, but some process could not be verified gone
+    ├── LeftoverError      14   stopped, but some process could not be verified gone
+    └── StoppedError      130   the user stopped it (143 by SIGTERM)
 
-Exit code 0 is success, 1 a bug of ours (a debug file is written), 15 saved and ready to requeue,
-130 and 143 stopped by the user. See docs/architecture.md.
+Exit code 0 is success, 1 a bug of ours (a debug file is written), 15 saved and ready to requeue.
+See docs/architecture.md.
 """
 
 from __future__ import annotations
 
+import signal
 from enum import IntEnum
 
 
@@ -149,3 +151,15 @@ class LeftoverError(LlmtrainError):
     """The run was stopped, but some process could not be verified gone."""
 
     exit_code = ExitCode.LEFTOVER
+
+
+class StoppedError(LlmtrainError):
+    """The user stopped the command by a signal."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+    def __init__(self, number: int) -> None:
+        name = signal.Signals(number).name
+        super().__init__(f"stopped by {name}", where="head", fix="run the same command again")
+        if number == signal.SIGTERM:
+            self.exit_code = ExitCode.TERMINATED

@@ -137,8 +137,12 @@ def run_on_all(names: Sequence[str], task: Callable[[str], T], *, fan_out: int =
         except LlmtrainError as error:
             return error
 
-    with ThreadPoolExecutor(max_workers=min(fan_out, len(names)), thread_name_prefix="host") as pool:
+    pool = ThreadPoolExecutor(max_workers=min(fan_out, len(names)), thread_name_prefix="host")
+    try:
         return HostResults(dict(zip(names, pool.map(guarded, names), strict=True)))
+    finally:
+        # All have answered, unless a signal cut us short; then nobody waits for a slow host.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True)

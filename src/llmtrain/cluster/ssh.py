@@ -48,9 +48,24 @@ class _BusyError(Exception):
     """The server dropped the connection before it spoke; worth another try."""
 
 
+class _UnknownKeyError(Exception):
+    """The host offered a key that no known_hosts file holds."""
+
+    def __init__(self, key: paramiko.PKey) -> None:
+        super().__init__("unknown host key")
+        self.key = key
+
+
+class _RefuseUnknown(paramiko.MissingHostKeyPolicy):
+    """Accepts nothing, and says what was offered."""
+
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:  # noqa: ARG002
+        raise _UnknownKeyError(key)
+
+
 def _open(target: SshTarget) -> paramiko.SSHClient:
     client = paramiko.SSHClient()
-    client.set_missing_host_key_policy(paramiko.RejectPolicy())
+    client.set_missing_host_key_policy(_RefuseUnknown())
     for path in target.known_hosts:
         with contextlib.suppress(OSError, paramiko.SSHException):
             client.load_host_keys(path)
@@ -112,8 +127,10 @@ def _explain(error: Exception, target: SshTarget) -> Exception:  # noqa: PLR0911
         return HostError(
             f"the host key has CHANGED: known {_print(error.expected_key)}, offered {_print(error.key)}",
             where=name,
-            fix=f"if the host was reinstalled: ssh-keygen -R '{target.key_name}', then ssh -- {name} and compare",
+            fix=f"ssh-keygen -R {shlex.quote(target.key_name)}  # only if the host was reinstalled",
         )
+    if isinstance(error, _UnknownKeyError):
+        return HostError(f"the host key is unknown: {_print(error.key)}", where=name, fix=_trust(target))
     if isinstance(error, paramiko.AuthenticationException):
         tried = ", ".join(target.identity_files) or "no key file"
         agent = " and the agent's keys" if target.use_agent else ""
@@ -121,18 +138,20 @@ def _explain(error: Exception, target: SshTarget) -> Exception:  # noqa: PLR0911
             f"login as {target.user} refused (tried {tried}{agent})", where=name, fix=f"ssh-copy-id -- {name}"
         )
     text = str(error)
-    if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in text:
-        return HostError(
-            "the host key is unknown",
-            where=name,
-            fix=f"ssh-keyscan -p {target.port} -- {target.address} >> ~/.ssh/known_hosts "
-            "after comparing the fingerprint with the host's own",
-        )
     if isinstance(error, (EOFError, ConnectionResetError)) or "banner" in text or "Connection reset" in text:
         return _BusyError(f"the host accepts connections but ssh does not answer ({text or 'closed'})")
     if isinstance(error, (paramiko.SSHException, OSError)):
         return HostError(f"ssh failed: {text or type(error).__name__}", where=name, fix=f"ssh -v -- {name} true")
     return error
+
+
+def _trust(target: SshTarget) -> str:
+    """The command that makes a host key known, with what to do before."""
+    compare = "# after comparing it on the host: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
+    if target.proxy or target.host_key_alias:  # ssh-keyscan knows neither; ssh asks, and then writes it down
+        return f"ssh -o StrictHostKeyChecking=ask -- {target.name} true  {compare}"
+    port = "" if target.port == 22 else f"-p {target.port} "
+    return f"ssh-keyscan {port}-- {target.address} >> ~/.ssh/known_hosts  {compare}"
 
 
 def _print(key: paramiko.PKey) -> str:
@@ -180,13 +199,15 @@ class SshTransport:
         channel = self._exec(render_shell(command.argv), command.timeout_s)
         try:
             if command.stdin:
-                channel.sendall(command.stdin)
+                _feed(channel, command.stdin)
             channel.shutdown_write()
             stdout = _drain(channel, channel.recv, deadline)
             stderr = _drain(channel, channel.recv_stderr, deadline)
             if not channel.status_event.wait(max(0.1, deadline - time.monotonic())):
                 raise self._hung(command)
-            return Result(code=channel.recv_exit_status(), stdout=stdout, stderr=stderr)
+            if channel.exit_status < 0 and not self._is_active():
+                raise OSError("the connection ended first")  # noqa: TRY301
+            return Result(code=channel.exit_status, stdout=stdout, stderr=stderr)
         except TimeoutError:
             raise self._hung(command) from None
         except (OSError, EOFError, paramiko.SSHException) as error:
@@ -213,7 +234,7 @@ class SshTransport:
     def _exec(self, command: str, timeout_s: float) -> paramiko.Channel:
         transport = self._client.get_transport()
         try:
-            if transport is None or not transport.is_active():
+            if transport is None or not self._is_active():
                 raise OSError("the connection is closed")  # noqa: TRY301
             channel = transport.open_session(timeout=min(timeout_s, CONNECT_S))
             channel.settimeout(timeout_s)
@@ -221,6 +242,10 @@ class SshTransport:
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise self._lost(error) from None
         return channel
+
+    def _is_active(self) -> bool:
+        transport = self._client.get_transport()
+        return transport is not None and transport.is_active()
 
     def _hung(self, command: Command) -> HostError:
         return HostError(
@@ -235,6 +260,17 @@ class SshTransport:
             where=self.name,
             fix=f"ssh -- {self.name} uptime",
         )
+
+
+def _feed(channel: paramiko.Channel, data: bytes) -> None:
+    """Send what the command reads; one that ends without reading all of it says itself why."""
+    try:
+        channel.sendall(data)
+    except TimeoutError:
+        raise
+    except OSError:
+        if not channel.closed:
+            raise
 
 
 def _drain(channel: paramiko.Channel, receive: Callable[[int], bytes], deadline: float) -> bytes:

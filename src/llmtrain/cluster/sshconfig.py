@@ -7,6 +7,7 @@ OpenSSH's own answer is the only truth here, and both transports follow it.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ SAFE_OPTIONS: tuple[tuple[str, str], ...] = (
     ("LogLevel", "ERROR"),
 )
 """Options laid over the user's own: nothing asks, no unknown key is accepted, a dead host is noticed in 15 s."""
+_OWN_SESSION = ("setsid",)
+"""A Ctrl-C at the terminal must not end the connection over which we stop the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +114,21 @@ def _proxy(first: dict[str, str], address: str, port: int, user: str, name: str)
         options = tuple(
             part for key, value in SAFE_OPTIONS if key != "ClearAllForwardings" for part in option(key, value)
         )
-        return ("ssh", *options, *via, "-W", f"[{address}]:{port}", "--", last)
+        return (*_OWN_SESSION, "ssh", *options, *via, "-W", f"[{address}]:{port}", "--", _destination(last))
     command = first.get("proxycommand", "none")
     if command in {"none", ""}:
         return None
     tokens = {"%h": address, "%p": str(port), "%r": user, "%n": name, "%%": "%"}
     for token, value in tokens.items():
         command = command.replace(token, value)
-    return ("/bin/sh", "-c", f"exec {command}")
+    return (*_OWN_SESSION, "/bin/sh", "-c", f"exec {command}")
+
+
+def _destination(jump: str) -> str:
+    """A jump host as a destination: what ``-J`` reads as ``user@host:port``, ssh itself reads only as a URI."""
+    if jump.startswith("ssh://") or not re.search(r":\d+$", jump):
+        return jump
+    return f"ssh://{jump}"
 
 
 def option(key: str, value: str) -> tuple[str, str]:

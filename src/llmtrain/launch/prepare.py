@@ -93,23 +93,32 @@ class LaunchPlan:
     head_files: Mapping[str, str]
     """Name -> text of the files in the run folder on the head that the launcher reads."""
     runner_argv: tuple[str, ...]
-    """The command; ``{run}`` stands for the run folder on the head until it exists."""
+    """The command; ``{run}`` stands for the run folder on the head until it exists, ``{link}`` for the link to it."""
     runner_env: Mapping[str, str]
     """Environment of that command."""
     choices: tuple[Choice, ...]
     """Everything that was chosen, with reasons."""
     run: Mapping[str, Any]
     """The resolved run as the ranks read it, without what differs between hosts."""
+    scratch: tuple[str, ...]
+    """Folders on the hosts that hold swap files of this run and are removed at its end."""
     private_env: frozenset[str]
     """Names of the variables whose values the user gave; nobody is shown them."""
 
     def argv(self, run_dir: RunDir) -> list[str]:
         """The command with the head's run folder filled in."""
-        return [part.replace("{run}", str(run_dir.path)) for part in self.runner_argv]
+        return [_fill(part, {"{run}": str(run_dir.path)}) for part in self.runner_argv]
 
     def env(self, run_dir: RunDir) -> dict[str, str]:
         """The command's environment with the head's run folder filled in."""
-        return {key: value.replace("{run}", str(run_dir.path)) for key, value in self.runner_env.items()}
+        places = {"{run}": str(run_dir.path), "{link}": str(run_dir.link)}
+        return {key: _fill(value, places) for key, value in self.runner_env.items()}
+
+
+def _fill(text: str, places: Mapping[str, str]) -> str:
+    for mark, place in places.items():
+        text = text.replace(mark, place)
+    return text
 
 
 def plan_launch(job: Job, contact: Contact, run_id: str, environ: Mapping[str, str]) -> LaunchPlan:
@@ -125,7 +134,7 @@ def plan_launch(job: Job, contact: Contact, run_id: str, environ: Mapping[str, s
         InputFileError: DeepSpeed's configuration does not fit the run.
         PreflightError: no port is free on host 0.
     """
-    rendered = _render(job, contact)
+    rendered = _render(job, contact, run_id)
     run_dir, own_dirs = _folders(job, contact, run_id)
     address, port, meeting = _meeting_point(job, contact)
     run = _run(job, contact, rendered, run_id, run_dir)
@@ -149,11 +158,12 @@ def plan_launch(job: Job, contact: Contact, run_id: str, environ: Mapping[str, s
         runner_env=_runner_env(environ),
         choices=(*contact.choices, *meeting, *_general_choices(job, contact, run), *rendered.choices),
         run=run,
+        scratch=_scratch(rendered),
         private_env=frozenset(job.spec.env),
     )
 
 
-def _render(job: Job, contact: Contact) -> Rendered:
+def _render(job: Job, contact: Contact, run_id: str) -> Rendered:
     spec = job.spec
     batch = BatchRequest(global_=spec.batch.global_, micro=spec.batch.micro, accumulation=spec.batch.accumulation)
     wanted = Wanted(
@@ -165,8 +175,16 @@ def _render(job: Job, contact: Contact) -> Rendered:
         max_grad_norm=spec.training.max_grad_norm,
         accelerator=contact.hardware.accelerator,
         checkpoint_local_storage=len(job.cluster.hosts) > 1,
+        nvme_subfolder=run_id,
     )
     return render_deepspeed(job.preset, overrides_layer(spec.deepspeed), model=job.model, wanted=wanted)
+
+
+def _scratch(rendered: Rendered) -> tuple[str, ...]:
+    """DeepSpeed leaves its swap files behind."""
+    zero = rendered.config.get("zero_optimization", {})
+    blocks = [zero.get(key) or {} for key in ("offload_optimizer", "offload_param")]
+    return tuple(sorted({block["nvme_path"] for block in blocks if block.get("device") == "nvme"}))
 
 
 def _folders(job: Job, contact: Contact, run_id: str) -> tuple[HostDir, dict[str, str]]:
@@ -290,7 +308,8 @@ def render_stand_in(run_dir: HostDir, python: str, setup: tuple[str, ...]) -> st
     ``pkill -f`` pattern, made of this path, can match no process of another run.
     """
     folder = shlex.quote(str(run_dir))
-    start = shlex.join([python, "-I", run_dir / "code/llmtrain/train/bootstrap.py", str(run_dir), python])
+    # In UTF-8 mode, since values must arrive byte for byte whatever the host's locale.
+    start = shlex.join([python, "-I", "-X", "utf8", run_dir / "code/llmtrain/train/bootstrap.py", str(run_dir), python])
     lines = ["#!/bin/bash" if setup else "#!/bin/sh", f"cd {folder} || exit 97"]
     if setup:
         lines += ["export LLMTRAIN_BEFORE_SETUP=$(env -0 | base64 -w0)", "set -e", *setup, "set +e"]
@@ -326,7 +345,8 @@ def _runner_env(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         **{name: environ[name] for name in RUNNER_ENV if name in environ},
         "PDSH_RCMD_TYPE": "ssh",
-        "PDSH_SSH_ARGS_APPEND": "-F {run}/ssh_config",
+        # pdsh splits this at spaces and replaces %h, and the user's folder may be called anything.
+        "PDSH_SSH_ARGS_APPEND": "-F {link}/ssh_config",
         "DS_ENV_FILE": "{run}/ds_env",
         # The runner itself computes nothing; without this it would look for accelerators on the head.
         "DS_ACCELERATOR": "cpu",

@@ -6,20 +6,22 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.errors import DiskError, ExitCode, LlmtrainError, UsageError
+from llmtrain.errors import DiskError, ExitCode, LlmtrainError, PreflightError, StoppedError, UsageError
 from llmtrain.launch import verdict
 from llmtrain.launch.contact import Contact, examine_hosts, open_fleet
 from llmtrain.launch.execute import execute
 from llmtrain.launch.job import Job, Selection, read_job
 from llmtrain.launch.prepare import LaunchPlan, plan_launch
 from llmtrain.launch.rundir import RunDir, create_run_dir, new_run_id, write_private, write_record
-from llmtrain.launch.stage import copy_missing, fetch_tree, remove, send_tree, stage, tree_bytes
+from llmtrain.launch.stage import copy_missing, fetch_tree, remove, remove_scratch, send_tree, stage, tree_bytes
 from llmtrain.launch.verdict import Outcome
 from llmtrain.launch.watch import Watch
 
@@ -75,19 +77,34 @@ def launch(spec: RunSpec, selection: Selection, tell: Tell, *, dry_run: bool = F
         LlmtrainError: the run could not start. Once ranks have started every end is an :class:`Outcome`.
     """
     job = read_job(spec, selection)
+    _check_head(job)
     run_id = new_run_id(spec.name)
     output = _choose_output(job, run_id)
     tell("contact", {"hosts": list(job.cluster.names)})
-    fleet = open_fleet(job)
-    try:
-        contact = examine_hosts(job, fleet)
-        plan = plan_launch(job, contact, run_id, dict(os.environ))
-        tell("plan", {"plan": plan, "job": job, "output": str(output), "warnings": contact.warnings})
-        if dry_run:
-            return plan
-        return _carry_out(Prepared(job=job, contact=contact, plan=plan, output=output), fleet, tell)
-    finally:
-        fleet.close()
+    with _signals() as asked:
+        fleet = open_fleet(job)
+        try:
+            contact = examine_hosts(job, fleet)
+            plan = plan_launch(job, contact, run_id, dict(os.environ))
+            tell("plan", {"plan": plan, "job": job, "output": str(output), "warnings": contact.warnings})
+            if dry_run:
+                return plan
+            return _carry_out(Prepared(job=job, contact=contact, plan=plan, output=output), fleet, tell, asked)
+        finally:
+            fleet.close()
+
+
+def _check_head(job: Job) -> None:
+    """What DeepSpeed's runner needs here.
+
+    Raises:
+        PreflightError: it is not installed.
+    """
+    if find_spec("deepspeed") is None:
+        fix = f"{sys.executable} -m pip install 'llmtrain[train]'"
+        raise PreflightError("DeepSpeed is not installed beside llmtrain; it starts the run", where="head", fix=fix)
+    if not job.local and shutil.which("pdsh") is None:
+        raise PreflightError("no pdsh program on this machine", where="head", fix="apt-get install pdsh")
 
 
 def _choose_output(job: Job, run_id: str) -> Output:
@@ -116,19 +133,23 @@ def _choose_output(job: Job, run_id: str) -> Output:
     return Output(host=None, path=job.spec.output)
 
 
-def _carry_out(ready: Prepared, fleet: Fleet, tell: Tell) -> Outcome:
+def _carry_out(ready: Prepared, fleet: Fleet, tell: Tell, asked: _Asked) -> Outcome:
     plan = ready.plan
     run_dir = create_run_dir(plan.run_id, Path.cwd())
     _write_head(ready, run_dir)
     tell("run_dir", {"path": str(run_dir.path)})
+    watch = Watch(plan, fleet, run_dir, tell)
     try:
         _copy(ready, fleet, tell)
         stage(plan, fleet)
+        tell("start", {"world_size": plan.world_size})
+        watch.open()
     except LlmtrainError as error:
         _write_failed_start(run_dir, error)
+        with contextlib.suppress(LlmtrainError):
+            remove(plan, fleet, names=ready.job.cluster.names)
         raise
-    tell("start", {"world_size": plan.world_size})
-    outcome = _train(ready, fleet, run_dir, tell)
+    outcome = _train(ready, watch, run_dir, tell, asked)
     if outcome.ok:
         outcome = _bring_home(ready, fleet, outcome, tell)
     _clean(ready, fleet, outcome)
@@ -163,19 +184,17 @@ def _copy(ready: Prepared, fleet: Fleet, tell: Tell) -> None:
     copy_missing(ready.plan, fleet, ready.contact.facts, ready.job.trees, progress)
 
 
-def _train(ready: Prepared, fleet: Fleet, run_dir: RunDir, tell: Tell) -> Outcome:
+def _train(ready: Prepared, watch: Watch, run_dir: RunDir, tell: Tell, asked: _Asked) -> Outcome:
     """From the first rank to a verified end."""
-    watch = Watch(ready.plan, fleet, run_dir, tell)
-    with _signals() as asked:
-        watch.open()
+    with asked.in_order():
         launcher = execute(ready.plan, run_dir)
         try:
             watch.run(launcher, asked.event)
         finally:
-            finished = len(watch.state.done) == ready.plan.world_size and not watch.state.failed
+            finished = watch.state.is_success(ready.plan.world_size)
             tell("stopping", {"finished": finished})
             watch.close(launcher, grace_s=0.0 if finished else STOP_GRACE_S)
-    return _judge(ready, watch, run_dir, asked)
+        return _judge(ready, watch, run_dir, asked)
 
 
 def _judge(ready: Prepared, watch: Watch, run_dir: RunDir, asked: _Asked) -> Outcome:
@@ -190,13 +209,12 @@ def _judge(ready: Prepared, watch: Watch, run_dir: RunDir, asked: _Asked) -> Out
         leftovers={host: pids for host, pids in state.stopped.items() if pids},
         unverified=watch.unverified,
     )
-    everyone = len(state.done) == ready.plan.world_size and not state.failed
-    if everyone:
+    if state.is_success(ready.plan.world_size):
         reason = f"{ready.plan.world_size} ranks done after {state.last_step} steps"
         return _with_leftovers(replace(base, ok=True, reason=reason))
     if asked.number is not None and not state.failed and not state.noted:
-        code = ExitCode.TERMINATED if asked.number == signal.SIGTERM else ExitCode.INTERRUPTED
-        return _with_leftovers(replace(base, exit_code=code, reason=f"stopped by {signal.Signals(asked.number).name}"))
+        stopped = StoppedError(asked.number)
+        return _with_leftovers(_with_unverified(replace(base, exit_code=stopped.exit_code, reason=stopped.error)))
     first = verdict.choose_first(state.failed)
     if first is not None and not (state.noted and verdict.is_consequent(first[1])):
         failure, code = verdict.explain(*first)
@@ -205,6 +223,14 @@ def _judge(ready: Prepared, watch: Watch, run_dir: RunDir, asked: _Asked) -> Out
     what = f"rank {failure.rank} on {failure.host}" if failure.rank is not None else failure.host or "the head"
     reason = f"{what}: {failure.message}"
     return _with_leftovers(replace(base, exit_code=code, reason=reason, first_failure=failure))
+
+
+def _with_unverified(outcome: Outcome) -> Outcome:
+    """Whoever stops a run believes 130 and 143 to mean that nothing of it is left."""
+    if not outcome.unverified:
+        return outcome
+    reason = f"{outcome.reason}, but not confirmed by {', '.join(outcome.unverified)}"
+    return replace(outcome, exit_code=ExitCode.LEFTOVER, reason=reason)
 
 
 def _with_leftovers(outcome: Outcome) -> Outcome:
@@ -256,6 +282,8 @@ def _deliver(ready: Prepared, fleet: Fleet, source: str, progress: Callable[[int
 
 def _clean(ready: Prepared, fleet: Fleet, outcome: Outcome) -> None:
     """Leave on the hosts only what somebody may still want: checkpoints, and all of a failed run's records."""
+    with contextlib.suppress(LlmtrainError):
+        remove_scratch(ready.plan, fleet)
     if not outcome.ok:
         return
     with contextlib.suppress(LlmtrainError):
@@ -269,10 +297,23 @@ class _Asked:
     def __init__(self) -> None:
         self.event = threading.Event()
         self.number: int | None = None
+        self._in_order = False
 
     def note(self, number: int, _frame: object) -> None:
+        """Handle a signal: while ranks run it is only noted, before and after it ends what we are doing."""
         self.number = self.number or number
         self.event.set()
+        if not self._in_order:
+            raise StoppedError(number)
+
+    @contextlib.contextmanager
+    def in_order(self) -> Iterator[None]:
+        """From the first rank to a verified end nothing may be cut short."""
+        self._in_order = True
+        try:
+            yield
+        finally:
+            self._in_order = False
 
 
 @contextlib.contextmanager

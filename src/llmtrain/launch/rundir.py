@@ -22,6 +22,11 @@ class RunDir:
     path: Path
 
     @property
+    def link(self) -> Path:
+        """The run's entry in the user's state folder, which leads here."""
+        return state_dir() / "runs" / self.path.name
+
+    @property
     def run_file(self) -> Path:
         """The resolved run."""
         return self.path / "run.json"
@@ -102,20 +107,19 @@ def create_run_dir(run_id: str, base: Path) -> RunDir:
     Raises:
         DiskError: it cannot be made.
     """
-    path = base / "runs" / run_id
+    run_dir = RunDir((base / "runs" / run_id).resolve())
     try:
-        path.mkdir(parents=True, mode=0o700)
-        (path / "logs").mkdir()
-        state = state_dir() / "runs"
-        state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (state / run_id).symlink_to(path.resolve())
+        run_dir.path.mkdir(parents=True, mode=0o700)
+        run_dir.logs.mkdir()
+        run_dir.link.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        run_dir.link.symlink_to(run_dir.path)
     except OSError as error:
         raise DiskError(
             f"the run folder cannot be made: {error.strerror}",
-            where=str(path),
+            where=error.filename or str(run_dir.path),
             fix="run from a folder you can write to",
         ) from None
-    return RunDir(path.resolve())
+    return run_dir
 
 
 def state_dir() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.cluster.fleet import Command, run_on_all
-from llmtrain.errors import LauncherError, LlmtrainError
+from llmtrain.errors import LauncherError, LlmtrainError, PreflightError
 from llmtrain.launch.contact import open_fleet
 from llmtrain.launch.job import Selection, read_job
 from llmtrain.launch.run import launch
+from llmtrain.launch.rundir import RunDir
 from llmtrain.launch.verdict import Outcome
 from llmtrain.spec.runfile import read_run
 
@@ -77,13 +79,19 @@ def smoke(hosts: str | None, sets: Sequence[str], envs: Sequence[str], tell: Tel
         spec = _spec(folder, hosts, sets, envs)
         _make_model(spec, folder / "model")
         _make_data(folder / "data.jsonl")
-        outcome = launch(spec, Selection(), clock.tell)
+        try:
+            outcome = launch(spec, Selection(), clock.tell)
+        except PreflightError:
+            raise  # nothing has been copied yet
+        except LlmtrainError:
+            _forget(spec, folder)
+            raise
         if not isinstance(outcome, Outcome):
             raise AssertionError("a launch that is no dry run ends in an outcome")  # noqa: TRY004  a bug, not a type
         clock.tell("end", {})
         if outcome.ok:
             _check_model(Path(outcome.output or ""))
-            shutil.rmtree(outcome.run_dir, ignore_errors=True)
+            _remove_run(RunDir(Path(outcome.run_dir)))
             outcome = replace(outcome, output=None)
         _forget(spec, folder)
         return SmokeReport(outcome=outcome, stages=tuple(clock.stages))
@@ -133,7 +141,11 @@ def _spec(folder: Path, hosts: str | None, sets: Sequence[str], envs: Sequence[s
 def _make_model(spec: RunSpec, path: Path) -> None:
     python = spec.python or sys.executable
     made = subprocess.run(
-        [python, "-m", "llmtrain.train.tinymodel", str(path)], capture_output=True, text=True, check=False
+        [python, "-m", "llmtrain.train.tinymodel", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=path.parent,  # with -m Python imports from the current folder first
     )
     if made.returncode != 0:
         tail = made.stderr.strip().splitlines()[-1:] or ["no output"]
@@ -157,6 +169,14 @@ def _check_model(path: Path) -> None:
     missing = [name for name in ("config.json", "model.safetensors", "tokenizer.json") if not (path / name).is_file()]
     if missing:
         raise LauncherError(f"the tuned model lacks {', '.join(missing)}", where=str(path), fix="report this")
+
+
+def _remove_run(run_dir: RunDir) -> None:
+    """Nobody asks later for a smoke test that went well."""
+    run_dir.link.unlink(missing_ok=True)
+    shutil.rmtree(run_dir.path, ignore_errors=True)
+    with contextlib.suppress(OSError):  # other runs lie there
+        run_dir.path.parent.rmdir()
 
 
 def _forget(spec: RunSpec, folder: Path) -> None:

@@ -32,10 +32,11 @@ _UNPACK = (
     'umask 077; mkdir -p "$(dirname "$1")" && mkdir "$1" && '
     '{ [ "$1" = "$2" ] || ln -s "$1" "$2"; } && exec tar -xf - -C "$1"'
 )
-# $1 the final path: what is there already is never touched, what is incomplete never has the final name.
+# $1 the final path: what is there already is never touched, what is incomplete never has the final name. The file
+# "whole" comes in an archive of its own after the tree's: tar takes a stream cut between two files for a good one.
 _RECEIVE = (
     'set -e; part="$1.llmtrain-part.$$"; trap \'rm -rf "$part"\' EXIT; mkdir -p "$(dirname "$1")"; mkdir "$part"; '
-    'tar -xf - -C "$part"; [ ! -e "$1" ]; mv "$part/x" "$1"'
+    'tar -ixf - -C "$part"; [ -e "$part/whole" ]; [ ! -e "$1" ]; mv "$part/x" "$1"'
 )
 
 
@@ -43,7 +44,7 @@ def stage(plan: LaunchPlan, fleet: Fleet) -> None:
     """Write the run folder on every host.
 
     Raises:
-        HostError: it could not be written on some host; the folders already written are removed again.
+        HostError: it could not be written on some host.
     """
     code = _code_files()
 
@@ -58,10 +59,7 @@ def stage(plan: LaunchPlan, fleet: Fleet) -> None:
                 fix=f"ssh -- {name} df -h {Path(host.own_dir).parent}",
             )
 
-    results = run_on_all([host.name for host in plan.hosts], push)
-    if results.failed:
-        remove(plan, fleet, names=list(results.good))
-    results.all_good()
+    run_on_all([host.name for host in plan.hosts], push).all_good()
 
 
 def _code_files() -> list[tuple[str, bytes]]:
@@ -141,7 +139,7 @@ def send_tree(source: str, fleet: Fleet, host: str, target: str, tell: Callable[
     )
     writer = fleet[host].bulk(("/bin/sh", "-c", _RECEIVE, "sh", target))
     try:
-        _pump(reader, writer, tell)
+        _pump(reader, writer, tell, end=_whole())
         problem = _outcome(reader, writer)
     finally:
         for process in (reader, writer):
@@ -157,7 +155,17 @@ def _escape(text: str) -> str:
     return "".join(f"\\{char}" if char in ".*[]^$\\,/&" else char for char in text)
 
 
-def _pump(reader: subprocess.Popen[bytes], writer: subprocess.Popen[bytes], tell: Callable[[int], None]) -> None:
+def _whole() -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        _add(tar, "whole", b"", 0o600)
+    return buffer.getvalue()
+
+
+def _pump(
+    reader: subprocess.Popen[bytes], writer: subprocess.Popen[bytes], tell: Callable[[int], None], *, end: bytes = b""
+) -> None:
+    """Pass on what one process writes to another; then ``end``, if the first one says that it was all."""
     sent = 0
     if reader.stdout is None or writer.stdin is None:
         raise AssertionError("both processes have pipes")
@@ -166,6 +174,8 @@ def _pump(reader: subprocess.Popen[bytes], writer: subprocess.Popen[bytes], tell
             writer.stdin.write(block)
             sent += len(block)
             tell(sent)
+        if end and reader.wait() == 0:
+            writer.stdin.write(end)
         writer.stdin.close()
     except BrokenPipeError:
         kill_group(reader)
@@ -174,11 +184,11 @@ def _pump(reader: subprocess.Popen[bytes], writer: subprocess.Popen[bytes], tell
 def _outcome(reader: subprocess.Popen[bytes], writer: subprocess.Popen[bytes]) -> str | None:
     stderr = writer.stderr.read().decode("utf-8", "replace").strip() if writer.stderr else ""
     code = writer.wait()
-    if code != 0:
-        return stderr.splitlines()[-1] if stderr else f"exit code {code}"
+    if code != 0 and stderr:
+        return stderr.splitlines()[-1]
     if reader.wait() != 0:
         return "the source changed or could not be read"
-    return None
+    return f"exit code {code}" if code != 0 else None
 
 
 def fetch_tree(fleet: Fleet, host: str, source: str, target: Path, tell: Callable[[int], None]) -> None:
@@ -226,6 +236,13 @@ def remove(plan: LaunchPlan, fleet: Fleet, *, names: Sequence[str], keep: Sequen
             fleet[name].run(Command(argv=("rm", "-f", str(plan.run_dir))))
 
     run_on_all(list(names), clean)
+
+
+def remove_scratch(plan: LaunchPlan, fleet: Fleet) -> None:
+    """Remove swap files from every host that answers."""
+    if plan.scratch:
+        command = Command(argv=("rm", "-rf", "--", *plan.scratch), timeout_s=120)
+        run_on_all([host.name for host in plan.hosts], lambda name: fleet[name].run(command))
 
 
 if TYPE_CHECKING:

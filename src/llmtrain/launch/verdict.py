@@ -75,19 +75,24 @@ class Outcome:
 def is_consequent(record: Mapping[str, Any]) -> bool:
     """Whether a rank's failure is what one sees when another rank has failed."""
     error = record.get("error") or {}
-    if error.get("type") == "Stopped":
+    if error.get("type") == "Stopped" or is_abandoned(record):
         return True
     return bool(_CONSEQUENT.search(f"{error.get('type')} {error.get('message')}"))
 
 
+def is_abandoned(record: Mapping[str, Any]) -> bool:
+    """Whether a leash ended its rank because the launcher's connection to it had ended."""
+    return (record.get("error") or {}).get("type") == "Abandoned"
+
+
 def choose_first(records: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[str, Mapping[str, Any]] | None:
-    """The failure that started it: the first that is not a consequence, else the first.
+    """The failure that started it: the first that is not a consequence, else a lost launcher, else the first.
 
     Args:
         records: (host, done record) of failed ranks, in the order they arrived.
     """
     own = [item for item in records if not is_consequent(item[1])]
-    ordered = own or list(records)
+    ordered = own or [item for item in records if is_abandoned(item[1])] or list(records)
     return ordered[0] if ordered else None
 
 
@@ -104,6 +109,9 @@ def explain(host: str, record: Mapping[str, Any]) -> tuple[Failure, ExitCode]:
         cause, code, advice = "disk-full", ExitCode.DISK, f"free space on {host}, or set node_dir to another disk"
     elif kind == "NonFinite":
         cause, advice = "nonfinite", "lower training.learning_rate, or look at the data around that step"
+    elif kind == "Abandoned":
+        cause, code = "launcher", ExitCode.LAUNCHER
+        advice = "see logs/launcher.log in the run folder"
     elif kind == "Killed":
         cause = "killed"
         if record.get("signal") == 9:

@@ -25,6 +25,8 @@ LEASE_S = 120.0
 PING_S = 2.0
 LOST_S = 25.0
 """Seconds without an answer after which a host counts as lost; a link may be gone for a few."""
+STALL_S = 5.0
+"""When we ourselves did not run for so long (suspended, swapped out), silence says nothing about the hosts."""
 START_S = 180.0
 SETTLE_S = 1.5
 """Time given to other ranks to report their own failure, so that the first cause is among them."""
@@ -56,6 +58,10 @@ class State:
     noted: list[tuple[verdict.Failure, ExitCode]] = field(default_factory=list)
     """Failures that no rank reported, in order."""
 
+    def is_success(self, world_size: int) -> bool:
+        """Whether there is a good done record from every rank."""
+        return len(self.done) == world_size and all(record["ok"] for record in self.done.values())
+
 
 class Watch:
     """The guardians of a run and what they report."""
@@ -69,7 +75,11 @@ class Watch:
         self.events: queue.Queue[Event] = queue.Queue()
         self.channels: dict[str, Channel] = {}
         self.heard: dict[str, float] = {}
+        self.files = {host.name: {f"{host.name}-{rank}.log" for rank in host.ranks} for host in plan.hosts}
+        self.files[plan.hosts[0].name].add("metrics.jsonl")
         self.last_ping = 0.0
+        self.last_loop = time.monotonic()
+        self.closing = False
 
     def open(self) -> None:
         """Start a guardian on every host.
@@ -111,13 +121,13 @@ class Watch:
 
     def run(self, launcher: Launcher, stop_asked: threading.Event) -> None:
         """Watch until every rank is done, something failed, or a stop is asked for."""
-        begun = time.monotonic()
+        begun = self.last_loop = time.monotonic()
         first_failure: float | None = None
         while not stop_asked.is_set():
             self._ping()
             self._take(0.2)
             launcher.note()
-            if len(self.state.done) == self.plan.world_size and not self.state.failed:
+            if self.state.is_success(self.plan.world_size):
                 self._let_end(launcher)
                 return
             self._notice(launcher, time.monotonic() - begun)
@@ -143,7 +153,7 @@ class Watch:
     def _handle(self, host: str, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "text":
-            self._write_text(event["file"], event["data"])
+            self._write_text(host, event["file"], event["data"])
         elif kind == "ranks":
             self._rank_started(host, event["record"])
         elif kind == "beat":
@@ -152,18 +162,19 @@ class Watch:
             record = event["record"]
             self.state.done[record["rank"]] = record
             if not record["ok"]:
-                self.state.failed.append((host, record))
+                self._fail(host, record)
         elif kind == "gone":
-            record = {
-                "rank": event["rank"],
-                "ok": False,
-                "error": {"type": "Killed", "message": "rank and leash are gone"},
-            }
-            self.state.failed.append((host, {**record, "signal": 9}))
+            error = {"type": "Killed", "message": "rank and leash are gone"}
+            self._fail(host, {"rank": event["rank"], "ok": False, "error": error, "signal": 9})
         elif kind == "stopped":
             self.state.stopped[host] = [item["pid"] for item in event["left"]]
         elif kind == "end" and host not in self.state.stopped and host not in self.state.lost:
             self._lose(host)
+
+    def _fail(self, host: str, record: dict[str, Any]) -> None:
+        """A rank that ends once we are ending all of them did not fail."""
+        if not self.closing:
+            self.state.failed.append((host, record))
 
     def _lose(self, host: str) -> None:
         self.state.lost.append(host)
@@ -184,7 +195,9 @@ class Watch:
         if record["phase"] != before and record["rank"] == 0:
             self.tell("phase", {"phase": record["phase"], "host": host})
 
-    def _write_text(self, name: str, text: str) -> None:
+    def _write_text(self, host: str, name: str, text: str) -> None:
+        if name not in self.files[host]:  # a host must not be able to write elsewhere on the head
+            return
         data = text.encode("utf-8", "surrogateescape")
         if name == "metrics.jsonl":
             with self.run_dir.metrics.open("ab") as stream:
@@ -207,6 +220,9 @@ class Watch:
 
     def _ping(self) -> None:
         now = time.monotonic()
+        if now - self.last_loop > STALL_S:
+            self.heard = dict.fromkeys(self.heard, now)
+        self.last_loop = now
         if now - self.last_ping < PING_S:
             return
         self.last_ping = now
@@ -223,13 +239,21 @@ class Watch:
     def _notice(self, launcher: Launcher, elapsed_s: float) -> None:
         """Failures that no rank can report."""
         code = launcher.poll()
-        if code is not None and len(self.state.done) < self.plan.world_size and not self.state.failed:
+        if code is not None and not self.state.noted and self._is_unexplained(code):
             self._drain(3.0)
-            if len(self.state.done) < self.plan.world_size and not (self.state.failed or self.state.noted):
+            if self._is_unexplained(code):
                 self.state.noted.append(verdict.launcher_died(code, self._launcher_tail()))
         waiting = [rank for rank in range(self.plan.world_size) if rank not in self.state.started]
         if waiting and elapsed_s > START_S and not self.state.noted:
             self.state.noted.append(verdict.not_started(waiting, START_S, self._launcher_tail()))
+
+    def _is_unexplained(self, code: int) -> bool:
+        """Whether the launcher's end is the cause: with it leashes end their ranks, and ranks lose each other."""
+        records = [record for _, record in self.state.failed]
+        if not records:
+            return len(self.state.done) < self.plan.world_size
+        by_itself = code <= 0 or any(verdict.is_abandoned(record) for record in records)
+        return by_itself and all(verdict.is_consequent(record) for record in records)
 
     def _drain(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -245,6 +269,7 @@ class Watch:
 
     def close(self, launcher: Launcher, *, grace_s: float) -> None:
         """End every process of the run, on the head and on every host that answers, and learn what is left."""
+        self.closing = True
         for name in self.channels:
             self._send(name, {"stop": grace_s})
         if grace_s:

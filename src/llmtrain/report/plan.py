@@ -7,6 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
+from rich.text import Text
 
 from llmtrain.report.errors import clean
 
@@ -26,7 +27,8 @@ def show_plan(console: Console, plan: LaunchPlan, output: str) -> None:
         table.add_column(column, overflow="fold")
     for host in plan.hosts:
         network = f"{host.interface} {host.address}"
-        table.add_row(clean(host.name), _join(host.ranks), _join(host.slots), network, clean(host.python))
+        cells = (host.name, _join(host.ranks), _join(host.slots), network, host.python)
+        table.add_row(*(Text(clean(cell)) for cell in cells))  # as text: brackets are not markup
     console.print(table)
     console.print("chosen:", markup=False)
     for choice in plan.choices:

@@ -31,10 +31,19 @@ Entry = NamedTuple(
         ("mtime_ns", int),  # 0 for links and further names
         ("digest", str),  # hex; "" where it is not known
         ("target", str),  # what a link says; for "h" the path of the file's first name
-        ("holes", tuple),  # (first, last) blocks that are holes
+        ("holes", Tuple[Tuple[int, int], ...]),  # (first, last) blocks that are holes
     ],
 )
-Diff = NamedTuple("Diff", [("added", list), ("changed", list), ("touched", list), ("removed", list), ("same", list)])
+Diff = NamedTuple(
+    "Diff",
+    [
+        ("added", List[Entry]),
+        ("changed", List[Entry]),
+        ("touched", List[Entry]),
+        ("removed", List[Entry]),
+        ("same", List[Entry]),
+    ],
+)
 
 
 class TreeError(Exception):
@@ -339,7 +348,7 @@ def load(rows: Iterable[List[Any]]) -> List[Entry]:
     entries = []
     folders = {""}
     for row in rows:
-        entry = Entry(*row[:7], holes=tuple((first, last) for first, last in row[7]))
+        entry = Entry(*(row[:7] + [tuple((first, last) for first, last in row[7])]))
         if entry.path and entry.path.rpartition("/")[0] not in folders:
             raise TreeError("a path below something that is no folder", entry.path)
         if entry.kind == "d":

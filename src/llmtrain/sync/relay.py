@@ -328,7 +328,7 @@ def connect(context: ssl.SSLContext, peer: Json) -> ssl.SSLSocket:
     if peer.get("through"):
         raw, theirs = socket.socketpair()
         subprocess.Popen(
-            peer["through"], stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL, start_new_session=False
+            list(peer["through"]), stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.DEVNULL
         )
         theirs.close()
         raw.settimeout(4 * CONNECT_S)

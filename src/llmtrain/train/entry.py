@@ -36,6 +36,7 @@ class Leash:
         self.dir = Path(self.run["run_dir"])
         self.rank = int(os.environ["RANK"])
         self.stopping = False
+        self.abandoned = False
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start the rank with its output in ``logs/<host>-<rank>.log``."""
@@ -75,7 +76,7 @@ class Leash:
         watching = True
         while child.poll() is None:
             if watching and _input_ended(0.2):
-                self.stopping, watching = True, False
+                self.stopping, self.abandoned, watching = True, not self.stopping, False
             elif not watching:
                 time.sleep(0.1)
             if self.stopping and deadline is None:
@@ -91,7 +92,6 @@ class Leash:
         path = self.dir / "done" / f"{self.rank}.json"
         if not path.exists():
             number = -code if code < 0 else None
-            what = f"killed by {signal.Signals(number).name}" if number else f"ended with exit code {code}"
             write_json(
                 path,
                 {
@@ -100,18 +100,25 @@ class Leash:
                     "ok": False,
                     "step": self._last_step(),
                     "world_size": int(os.environ.get("WORLD_SIZE", "0")),
-                    "error": {
-                        "type": "Stopped" if self.stopping else "Killed" if number else "Exited",
-                        "message": f"the rank was {what}" if number else f"the rank {what} without a record",
-                        "where": None,
-                        "tail": None,
-                    },
+                    "error": self._describe(code),
                     "exit_code": None if number else code,
                     "signal": number,
                     "time": time.time(),
                 },
             )
         return 128 - code if code < 0 else code
+
+    def _describe(self, code: int) -> dict[str, str | None]:
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if self.abandoned:
+            kind, message = "Abandoned", "the launcher's connection to the rank ended (DeepSpeed, pdsh or ssh is gone)"
+        elif self.stopping:
+            kind, message = "Stopped", f"the rank was told to stop ({how})"
+        elif code < 0:
+            kind, message = "Killed", f"the rank was {how}"
+        else:
+            kind, message = "Exited", f"the rank {how} without a record"
+        return {"type": kind, "message": message, "where": None, "tail": None}
 
     def _last_step(self) -> int:
         try:
