@@ -133,7 +133,9 @@ def show_sync(live: SyncLive, report: SyncReport, *, dry_run: bool) -> None:
     sent = sum(host.bytes_sent for host in report.hosts)
     if seconds > 0.5 and report.head_bytes_sent:
         serial = sent / (report.head_bytes_sent / seconds)
-        live.say(f"{size(report.head_bytes_sent)} left the source in {seconds:.1f} s; one copy after another: {serial:.0f} s")
+        live.say(
+            f"{size(report.head_bytes_sent)} left the source in {seconds:.1f} s; one copy after another: {serial:.0f} s"
+        )
 
 
 def _show_changes(live: SyncLive, report: SyncReport) -> None:

@@ -16,11 +16,23 @@ import time
 import traceback
 import zlib
 from json import dumps, loads
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, List, Optional
 
-from llmtrain.sync import finish as finishing
+from llmtrain.sync import finish
 from llmtrain.sync.build import Builder
-from llmtrain.sync.manifest import HASHED_AT_ONCE, Cache, Entry, Scan, TreeError, combine, diff, dump, load, root_digest
+from llmtrain.sync.manifest import (
+    HASHED_AT_ONCE,
+    Cache,
+    Scan,
+    TreeError,
+    block_count,
+    combine,
+    diff,
+    dump,
+    fill_holes,
+    load,
+    root_digest,
+)
 from llmtrain.sync.place import Place, users_of
 from llmtrain.sync.relay import BEAT_S, Bucket, Json, Puller, Server, SourceReader, Stream, make_contexts
 
@@ -69,7 +81,7 @@ class Agent:
         """Open the port for this sync; where to is decided by the network that is asked for."""
         address = message.get("address") or own_address(message.get("network"), message.get("toward"))
         self.server = Server(self.server_tls, message.get("bind") or address, tuple(message["ports"]))
-        self.server.note = lambda error: self.fail(error)
+        self.server.note = self.fail
         if message.get("rate"):
             self.server.bucket = Bucket(message["rate"])
         return {"address": address, "port": self.server.port}
@@ -122,6 +134,8 @@ class Source(Agent):
         for number, entry in enumerate(self.scan.entries):
             if entry.path in self.long:
                 self.reader.digests[number] = bytearray(self.long[entry.path])
+            elif entry.holes:
+                self.reader.digests[number] = fill_holes(entry, bytearray(32 * block_count(entry.size)))
         for chunk in range(len(stream.chunks)):
             stream.mark(chunk)
         self.server.frame, self.server.stream = self.reader.frame, stream
@@ -257,7 +271,7 @@ class Dest(Agent):
                     raise self.puller.failure
                 time.sleep(0.02)
             begun = time.monotonic()
-            root = finishing.finish(self.builder, not self.hello["delete"], self.hello["exclude"])
+            root = finish.finish(self.builder, not self.hello["delete"], self.hello["exclude"])
             reused = sum(e.size for e in self.builder.entries if e.kind == "f") - self._fetched()
             self.wire.send("built", root=root, finish_s=time.monotonic() - begun, reused=reused, **self.beat())
         except Exception as error:
@@ -273,7 +287,7 @@ class Dest(Agent):
             users = users_of(self.place.dest)
             if users:
                 raise TreeError("in use by %s; stop it, or --force" % ", ".join(users[:5]), self.place.dest)
-        finishing.remember(self.builder, int(time.time() * 1e9))
+        finish.remember(self.builder, int(time.time() * 1e9))
         self.cache.write()
         self.place.commit(self.builder.entries, message["record"], message["keep"])
         self.builder.new_root = self.place.dest

@@ -11,7 +11,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from typing import Any, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Iterable, List, Optional, Tuple
 
 from llmtrain.sync.manifest import (
     MIB,
@@ -23,9 +23,10 @@ from llmtrain.sync.manifest import (
     block_count,
     block_size,
     combine,
+    fill_holes,
     first_of,
 )
-from llmtrain.sync.relay import FOLLOW_BYTES, Bytes, Json, Stream, as_frame, ranges
+from llmtrain.sync.relay import FOLLOW_BYTES, Bytes, Json, as_frame, ranges
 
 OPEN_FILES = 48
 FICLONE = 0x40049409
@@ -216,12 +217,12 @@ class Builder:
         if not entry.holes:
             self._allocate(fd, entry.size)
         step = block_size(entry.size)
-        for first, last in entry.holes:
-            for block in range(first, last + 1):
-                digest = hashlib.sha256(bytes(min(step, entry.size - block * step))).digest()
-                table[32 * block : 32 * block + 32] = digest
+        fill_holes(entry, table)
         for block, path, offset in self._pieces.get(number, ()):
-            if not any(first <= block <= last for first, last in entry.holes) and (path, offset) != (moved, block * step):
+            if not any(first <= block <= last for first, last in entry.holes) and (path, offset) != (
+                moved,
+                block * step,
+            ):
                 with open(path, "rb") as stream:
                     stream.seek(offset)
                     data = stream.read(min(step, entry.size - block * step))

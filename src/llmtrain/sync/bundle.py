@@ -22,7 +22,9 @@ for name, text in json.loads(%s):
 module.main()
 """
 
-_BOOT = "import sys,zlib;i=sys.stdin.buffer;n=int(i.readline());exec(compile(zlib.decompress(i.read(n)),'agent','exec'))"
+_BOOT = (
+    "import sys,zlib;i=sys.stdin.buffer;n=int(i.readline());exec(compile(zlib.decompress(i.read(n)),'agent','exec'))"
+)
 
 # The first Python there is; $0 the boot line, $1 a Python inside the destination (an environment that is replaced).
 _FIND = (

@@ -50,9 +50,7 @@ def make_certificates(names: Sequence[str]) -> dict[str, dict[str, str]]:
         found[name] = {
             "ca": authority.public_bytes(pem).decode(),
             "cert": certificate.public_bytes(pem).decode(),
-            "key": key.private_bytes(
-                pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            ).decode(),
+            "key": key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()).decode(),
         }
     return found
 

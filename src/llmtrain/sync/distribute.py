@@ -55,9 +55,7 @@ def run_sync(request: SyncRequest, fleet: Fleet, tell: Tell, *, source: Transpor
         sync.close()
 
 
-def run_rollback(
-    request: SyncRequest, fleet: Fleet, tell: Tell, *, source: Transport | None = None
-) -> SyncReport:
+def run_rollback(request: SyncRequest, fleet: Fleet, tell: Tell, *, source: Transport | None = None) -> SyncReport:
     """Bring the last generation back on all hosts, or on none.
 
     Args:
@@ -135,8 +133,7 @@ class Sync:
 
     def close(self) -> None:
         """End all agents."""
-        for link in self.links.values():
-            link.close()
+        run_on_all(list(self.links), lambda name: self.links[name].close())
 
     def _fail(self, name: str, text: str) -> None:
         if name == SOURCE:
@@ -301,9 +298,7 @@ class Sync:
                 mine = {str(number): blocks[str(number)] for number in answer["asks"]}
                 self.links[name].send("blocks", blocks=mine)
         answers = self._gather("blocks", self.active)
-        needs = {
-            name: {int(file): wanted for file, wanted in answers[name]["needs"].items()} for name in self.active
-        }
+        needs = {name: {int(file): wanted for file, wanted in answers[name]["needs"].items()} for name in self.active}
         self.report.changes = {name: answer["changes"] for name, answer in answers.items()}
         return plan_chunks(self.entries, needs)
 
@@ -407,5 +402,7 @@ def refuse_failures(report: SyncReport) -> None:
     """
     failed = [host for host in report.hosts if not host.ok]
     if failed:
-        more = f" (and {len(failed) - 1} more hosts: {', '.join(one.host for one in failed[1:6])})" if failed[1:] else ""
+        more = (
+            f" (and {len(failed) - 1} more hosts: {', '.join(one.host for one in failed[1:6])})" if failed[1:] else ""
+        )
         raise SyncError(f"{failed[0].error}{more}", where=failed[0].host, fix="mend it and run the same command again")

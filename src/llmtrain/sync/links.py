@@ -32,8 +32,9 @@ class AgentLink:
         self._outbox: queue.Queue[bytes | None] = queue.Queue()
         self._channel: Channel = transport.start(agent_argv(dest))
         self._outbox.put(agent_text())
-        for task in (self._write, self._read):
-            threading.Thread(target=task, name=f"agent-{name}", daemon=True).start()
+        self._threads = [threading.Thread(target=task, daemon=True) for task in (self._write, self._read)]
+        for thread in self._threads:
+            thread.start()
 
     def send(self, kind: str, **values: Any) -> None:
         """Queue a message."""
@@ -44,14 +45,16 @@ class AgentLink:
     def close(self) -> None:
         """End the agent."""
         self._outbox.put(None)
+        self._threads[0].join(1.0)
         with contextlib.suppress(OSError):
             self._channel.close()
+        self._threads[1].join(1.0)
 
     def _write(self) -> None:
         while (data := self._outbox.get()) is not None:
             try:
                 self._channel.write(data)
-            except OSError:
+            except (OSError, ValueError):
                 return
 
     def _read(self) -> None:
@@ -59,7 +62,7 @@ class AgentLink:
         while True:
             try:
                 part = self._channel.read()
-            except OSError:
+            except (OSError, ValueError):
                 part = b""
             if not part:
                 break

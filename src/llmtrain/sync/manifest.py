@@ -122,6 +122,16 @@ def find_holes(path: str, size: int) -> Tuple[Tuple[int, int], ...]:
     return tuple(holes)
 
 
+def fill_holes(entry: Entry, table: bytearray) -> bytearray:
+    """Put the digests of zeros where a file has holes."""
+    step = block_size(entry.size)
+    for first, last in entry.holes:
+        for block in range(first, last + 1):
+            zeros = bytes(min(step, entry.size - block * step))
+            table[32 * block : 32 * block + 32] = hashlib.sha256(zeros).digest()
+    return table
+
+
 class Cache:
     """Digests by (device, inode, size, mtime): what has been read once need not be read again."""
 
@@ -155,7 +165,7 @@ class Cache:
 
     def write(self) -> None:
         """Replace the file with what was used since it was read."""
-        if not self.path or self.used == {} and not self.known:
+        if not self.path or (self.used == {} and not self.known):
             return
         os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
         temp = "%s.%d" % (self.path, os.getpid())
@@ -329,8 +339,11 @@ def diff(want: Iterable[Entry], have: Iterable[Entry]) -> Diff:
             added.append(entry)
         elif canonical(entry) == canonical(other) and (entry.kind != "f" or entry.digest):
             same.append(entry)
-        elif entry.kind == other.kind == "f" and entry.digest and entry.digest == other.digest or (
-            entry.kind == other.kind == "d"
+        elif (
+            (entry.kind == other.kind == "f"
+            and entry.digest
+            and entry.digest == other.digest)
+            or (entry.kind == other.kind == "d")
         ):
             touched.append(entry)
         else:
@@ -367,5 +380,3 @@ def first_of(entries: List[Entry]) -> List[int]:
         seen.setdefault(entry.digest, number) if entry.kind == "f" and entry.digest else number
         for number, entry in enumerate(entries)
     ]
-
-

@@ -158,9 +158,7 @@ def _read_words(words: Sequence[str], cluster: Cluster) -> tuple[str | None, str
         if not span:
             raise UsageError(f"{last} stands before {first}", where=cluster.origin, fix="swap the two")
         return words[0], words[1], span
-    raise UsageError(
-        "too many words", where=" ".join(words), fix="SOURCE [DEST], or SOURCE DEST FIRST_HOST LAST_HOST"
-    )
+    raise UsageError("too many words", where=" ".join(words), fix="SOURCE [DEST], or SOURCE DEST FIRST_HOST LAST_HOST")
 
 
 def _default_source(what: What, spec: RunSpec) -> str:

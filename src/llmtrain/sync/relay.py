@@ -193,7 +193,7 @@ class Server:
                     with stream.changed:
                         if stream.closed:
                             return
-                        ready = stream.have[chunk] or stream.changed.wait(BEAT_S) and stream.have[chunk]
+                        ready = stream.have[chunk] or (stream.changed.wait(BEAT_S) and stream.have[chunk])
                     if not ready:
                         conn.sendall(HEADER.pack(WAIT, stream.count, 0))
                 frame = stream.recent(chunk)
@@ -296,7 +296,7 @@ class Puller:
                 self.failure = error
                 return
             if self.stream.count > before:
-                again = again or "bad" not in reason and bad[peer["host"]] < 3
+                again = again or ("bad" not in reason and bad[peer["host"]] < 3)
             bad[peer["host"]] += 1
             self.events.append({"peer": peer["host"], "problem": reason, "again": again})
             if not again and version == self._version:

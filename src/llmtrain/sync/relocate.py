@@ -99,7 +99,7 @@ def replace_text(data: bytes, old: bytes, new: bytes) -> bytes:
     data = re.sub(re.escape(old) + rb"(?![\w.-])", lambda _match: new, data)
     first, _, rest = data.partition(b"\n")
     if first.startswith(b"#!") and (len(first) > MAX_SHEBANG or b" " in new) and new in first:
-        return b"#!/bin/sh\n'''exec' \"" + first[2:].strip() + b"\" \"$0\" \"$@\"\n' '''\n" + rest
+        return b"#!/bin/sh\n'''exec' \"" + first[2:].strip() + b'" "$0" "$@"\n\' \'\'\'\n' + rest
     return data
 
 

@@ -51,7 +51,6 @@ class SyncRequest:
     addresses: Mapping[str, str] = field(default_factory=dict)
     """Address of a host (or of "source") where it must not be found out."""
 
-
     def dest_on(self, host: str) -> str:
         """Destination on a host."""
         return self.dests.get(host, self.dest)

@@ -73,9 +73,7 @@ def plan_chunks(entries: Sequence[Entry], needs: Mapping[str, Mapping[int, Range
                     needed[host][-1][1] = number
                 else:
                     needed[host].append([number, number])
-    host_bytes = {
-        host: sum(length for *_, length, mask in pieces if mask >> bit & 1) for bit, host in enumerate(hosts)
-    }
+    host_bytes = {host: sum(length for *_, length, mask in pieces if mask >> bit & 1) for bit, host in enumerate(hosts)}
     total = sum(length for *_, length, _ in pieces)
     return ChunkPlan(chunks=tuple(chunks), needed=needed, total_bytes=total, host_bytes=host_bytes)
 

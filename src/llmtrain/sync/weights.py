@@ -54,5 +54,7 @@ def check_weights(folder: Path, exclude: Sequence[str] = ()) -> list[str]:
     pickles = [path for path in folder.glob("*.bin") if not excluded(path.name, exclude)]
     if shards and pickles:
         size = sum(path.stat().st_size for path in pickles) / 1e9
-        notes.append(f"{len(pickles)} *.bin files ({size:.1f} GB) double the safetensors: --profile lean leaves them out")
+        notes.append(
+            f"{len(pickles)} *.bin files ({size:.1f} GB) double the safetensors: --profile lean leaves them out"
+        )
     return notes
