@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmtrain.errors import InputFileError, UsageError
+from llmtrain.launch.render import assume
 from llmtrain.spec.dataset import DataReport, read_dataset
+from llmtrain.spec.dsconfig import render_deepspeed
 from llmtrain.spec.hostfile import Cluster, is_loopback_name, read_hostfile, select
 from llmtrain.spec.modelinfo import ModelInfo, read_model
-from llmtrain.spec.presets import Layer, read_config
+from llmtrain.spec.presets import Layer, overrides_layer, read_config
 from llmtrain.spec.yamlfile import read_text
 
 if TYPE_CHECKING:
@@ -97,6 +99,8 @@ def read_job(spec: RunSpec, selection: Selection) -> Job:
     _check_per_host(spec, cluster)
     preset = read_config(config)
     model = read_model(model_path)
+    # Rendered again once the hosts have said what they are; a fault of the configuration need not wait for them.
+    render_deepspeed(preset, overrides_layer(spec.deepspeed), model=model, wanted=assume(spec, cluster.world_size))
     data = read_dataset(data_path, format=spec.data.format)
     held_out = spec.data.eval
     if isinstance(held_out, str):

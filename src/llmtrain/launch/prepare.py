@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.cluster.sshconfig import render_ssh_config
 from llmtrain.errors import PreflightError
 from llmtrain.launch.choices import KEPT_ENV, choose_cores, rank_env
+from llmtrain.launch.render import assume
 from llmtrain.launch.rundir import HostDir, RunDir
-from llmtrain.spec.batch import BatchRequest
 from llmtrain.spec.choice import Choice
-from llmtrain.spec.dsconfig import Rendered, Wanted, render_deepspeed
+from llmtrain.spec.dsconfig import Rendered, render_deepspeed
 from llmtrain.spec.hostfile import render_hostfile, render_include
 from llmtrain.spec.presets import overrides_layer
 
@@ -164,20 +164,14 @@ def plan_launch(job: Job, contact: Contact, run_id: str, environ: Mapping[str, s
 
 
 def _render(job: Job, contact: Contact, run_id: str) -> Rendered:
-    spec = job.spec
-    batch = BatchRequest(global_=spec.batch.global_, micro=spec.batch.micro, accumulation=spec.batch.accumulation)
-    wanted = Wanted(
-        world_size=job.cluster.world_size,
-        batch=batch,
+    wanted = replace(
+        assume(job.spec, job.cluster.world_size),
         dtype=contact.hardware.dtype,
-        learning_rate=spec.training.learning_rate,
-        weight_decay=spec.training.weight_decay,
-        max_grad_norm=spec.training.max_grad_norm,
         accelerator=contact.hardware.accelerator,
         checkpoint_local_storage=len(job.cluster.hosts) > 1,
         nvme_subfolder=run_id,
     )
-    return render_deepspeed(job.preset, overrides_layer(spec.deepspeed), model=job.model, wanted=wanted)
+    return render_deepspeed(job.preset, overrides_layer(job.spec.deepspeed), model=job.model, wanted=wanted)
 
 
 def _scratch(rendered: Rendered) -> tuple[str, ...]:

@@ -34,7 +34,15 @@ def render(spec: RunSpec, selection: Selection) -> Rendered:
             num_hosts=selection.num_hosts,
         )
         world_size = cluster.world_size
-    wanted = Wanted(
+    model = read_model(spec.model.path) if spec.model.path else None
+    return render_deepspeed(
+        read_config(spec.config), overrides_layer(spec.deepspeed), model=model, wanted=assume(spec, world_size)
+    )
+
+
+def assume(spec: RunSpec, world_size: int) -> Wanted:
+    """What a run asks of DeepSpeed where no host has been asked yet."""
+    return Wanted(
         world_size=world_size,
         batch=BatchRequest(global_=spec.batch.global_, micro=spec.batch.micro, accumulation=spec.batch.accumulation),
         dtype="bf16" if spec.model.dtype == "auto" else spec.model.dtype,
@@ -43,5 +51,3 @@ def render(spec: RunSpec, selection: Selection) -> Rendered:
         max_grad_norm=spec.training.max_grad_norm,
         accelerator=spec.env.get("DS_ACCELERATOR", "cuda"),
     )
-    model = read_model(spec.model.path) if spec.model.path else None
-    return render_deepspeed(read_config(spec.config), overrides_layer(spec.deepspeed), model=model, wanted=wanted)

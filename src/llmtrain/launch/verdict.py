@@ -105,9 +105,9 @@ def explain(host: str, record: Mapping[str, Any]) -> tuple[Failure, ExitCode]:
     if kind in {"OutOfMemory", "HostOutOfMemory"}:
         cause, code = "out-of-memory", ExitCode.OUT_OF_MEMORY
         advice = "lower batch.micro or data.max_length, or offload more (--config zero3-offload)"
-    elif _DISK.search(text):
+    elif kind == "DiskFull" or _DISK.search(text):
         cause, code, advice = "disk-full", ExitCode.DISK, f"free space on {host}, or set node_dir to another disk"
-    elif kind == "NonFinite":
+    elif kind.startswith("NonFinite"):
         cause, advice = "nonfinite", "lower training.learning_rate, or look at the data around that step"
     elif kind == "Abandoned":
         cause, code = "launcher", ExitCode.LAUNCHER
