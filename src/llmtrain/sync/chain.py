@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 TEND_S = 0.5
 PAUSE_S = 5.0
 WINDOW_S = 3.0
+WORTH_S = 15.0
+"""Seconds of transfer that must be left to try another first host."""
+FASTER = 1.3
 
 
 class Chain:
@@ -42,6 +45,7 @@ class Chain:
         self._behind_since: dict[str, float] = {}
         self._tended = 0.0
         self._moved = 0.0
+        self._tried: tuple[str, float] | None = None
 
     def begin(self, hosts: Sequence[str], listening: Mapping[str, dict[str, Any]]) -> None:
         """Everybody starts to pull."""
@@ -111,14 +115,41 @@ class Chain:
             return
         have = {name: self.have.get(name, 0) for name in self.order}
         behind = {name: now - self._behind_since.get(name, now) for name in self.order}
+        if self._try_first(now):
+            return
         slow = choose_slow(self.order, have, {name: self._rate(name, now) for name in self.order}, behind, total)
         if slow is not None:
-            self._moved = now
-            self.order.remove(slow)
-            self.order.append(slow)
+            self._move(slow, now)
             self.slow.append(slow)
-            self._behind_since.clear()
-            self._connect()
+
+    def _move(self, name: str, now: float) -> None:
+        self._moved = now
+        self.order.remove(name)
+        self.order.append(name)
+        self._behind_since.clear()
+        self._connect()
+
+    def _try_first(self, now: float) -> bool:
+        """Whether the first host is slow cannot be seen, because nobody is before it: see how fast the next one is.
+
+        Any order is as good as another for equal hosts, so the try costs a reconnection; it is made once, and only
+        if much is left to do.
+        """
+        first = self.order[0] if self.order else ""
+        if self._tried is not None:
+            name, rate = self._tried
+            if name and first != name and now - self._moved > PAUSE_S:
+                self._tried = ("", 0.0)
+                if self._rate(first, now) > FASTER * rate and name in self.order:
+                    self.slow.append(name)
+            return False
+        rate = self._rate(first, now) if len(self.order) > 1 else 0.0
+        left = len(self.plan.chunks) - self.have.get(first, 0)
+        if now - self.begun < PAUSE_S or rate <= 0 or left / rate < WORTH_S:
+            return False
+        self._tried = (first, rate)
+        self._move(first, now)
+        return True
 
     def _rate(self, name: str, now: float) -> float:
         samples = self._samples.get(name)

@@ -317,6 +317,7 @@ class Sync:
             self.chain.tend()
             if got is not None:
                 self._handle(*got, waiting)
+        self.report.slow = list(self.chain.slow)
         if self.finished_at:
             self.report.transfer_seconds = max(self.finished_at.values()) - begun
 

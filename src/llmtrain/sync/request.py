@@ -102,6 +102,8 @@ class SyncReport:
     """Entries of the tree."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Host -> what is added, changed, touched, removed there."""
+    slow: list[str] = field(default_factory=list)
+    """Hosts that were moved to the end of the chain."""
     warnings: list[str] = field(default_factory=list)
     """What a person should know."""
 
