@@ -48,10 +48,10 @@ def describe(root: Path) -> dict[bytes, tuple]:
         info = os.lstat(path)
         mode = stat.S_IMODE(info.st_mode)
         if stat.S_ISLNK(info.st_mode):
-            found[name] = ("link", os.readlink(path))
+            found[name] = ("link", os.readlink(path))  # noqa: PTH115  bytes
         elif stat.S_ISDIR(info.st_mode):
             found[name] = ("dir", mode, info.st_mtime_ns)
-            for entry in sorted(os.listdir(path)):
+            for entry in sorted(os.listdir(path)):  # noqa: PTH208  bytes
                 add(path + b"/" + entry, name + b"/" + entry)
         else:
             first = inodes.setdefault(info.st_ino, name)

@@ -34,7 +34,8 @@ class Bench:
         self.shell(f"mkdir {PLACE}; echo {OLD} > {PLACE}/version; touch -d @1000000000 {PLACE}/version")
         assert self.finish(self.start())["ok"]
         self.shell(
-            f"for i in $(seq {FILES}); do head -c {SIZE} /dev/urandom > {PLACE}/file$i; done; echo {NEW} > {PLACE}/version;"
+            f"for i in $(seq {FILES}); do head -c {SIZE} /dev/urandom > {PLACE}/file$i; done;"
+            f"echo {NEW} > {PLACE}/version;"
             f"touch -d @1000000001 {PLACE}/*"
         )
         for host in self.lab.names:

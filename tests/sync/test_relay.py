@@ -7,14 +7,17 @@ import os
 import socket
 import ssl
 import threading
+from pathlib import Path
 
 import pytest
+from tests.sync.chainbox import describe, sync
+
 from llmtrain.sync import chain
+from llmtrain.sync.blocks import SourceReader
 from llmtrain.sync.build import Builder
 from llmtrain.sync.certs import make_certificates
 from llmtrain.sync.manifest import SMALL, Cache, Scan, TreeError
-from llmtrain.sync.relay import HEADER, Server, SourceReader, Stream, connect, make_contexts, receive
-from tests.sync.chainbox import describe, sync
+from llmtrain.sync.relay import HEADER, Server, Stream, connect, make_contexts, receive
 
 
 class Proxy:
@@ -123,8 +126,7 @@ def test_a_stranger_gets_nothing(served):
     other.check_hostname, other.verify_mode = False, ssl.CERT_NONE
     pem = make_certificates(["b.test"])["b.test"]
     path = f"/proc/self/fd/{os.memfd_create('pem')}"
-    with open(path, "w") as stream:
-        stream.write(pem["cert"] + pem["key"])
+    Path(path).write_text(pem["cert"] + pem["key"])
     other.load_cert_chain(path)
     os.close(int(path.rpartition("/")[2]))
     for context in (anonymous, other):

@@ -45,12 +45,12 @@ def write(root: Path, tree: dict, files: list[bytes]) -> None:
         if isinstance(what, dict):
             write(Path(os.fsdecode(path)), what, files)
         elif what[0] == "link":
-            os.symlink(what[1], path)
+            Path(os.fsdecode(path)).symlink_to(os.fsdecode(what[1]))
         elif what[0] == "hard" and files:
             os.link(files[what[1] % len(files)], path)
         elif what[0] == "file":
             Path(os.fsdecode(path)).write_bytes(what[1])
-            os.chmod(path, what[2])
+            Path(os.fsdecode(path)).chmod(what[2])
             os.utime(path, ns=(what[3], what[3]))
             files.append(path)
     os.utime(root, ns=(10**18, 10**18))

@@ -19,6 +19,7 @@ from json import dumps, loads
 from typing import Any, List, Optional
 
 from llmtrain.sync import finish
+from llmtrain.sync.blocks import SourceReader
 from llmtrain.sync.build import Builder
 from llmtrain.sync.manifest import (
     HASHED_AT_ONCE,
@@ -34,7 +35,7 @@ from llmtrain.sync.manifest import (
     root_digest,
 )
 from llmtrain.sync.place import Place, users_of
-from llmtrain.sync.relay import BEAT_S, Bucket, Json, Puller, Server, SourceReader, Stream, make_contexts
+from llmtrain.sync.relay import BEAT_S, Bucket, Json, Puller, Server, Stream, make_contexts
 
 SILENCE_S = 40.0
 LENGTH = struct.Struct(">I")

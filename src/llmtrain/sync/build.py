@@ -11,8 +11,9 @@ import fcntl
 import hashlib
 import os
 import shutil
-from typing import Iterable, List, Optional, Tuple
+from typing import Dict, Iterable, List, Optional, Set, Tuple
 
+from llmtrain.sync.blocks import FOLLOW_BYTES, alike, as_frame, copy_sparse, hash_present, split, write_all
 from llmtrain.sync.manifest import (
     MIB,
     SMALL,
@@ -26,7 +27,7 @@ from llmtrain.sync.manifest import (
     fill_holes,
     first_of,
 )
-from llmtrain.sync.relay import FOLLOW_BYTES, Bytes, Json, as_frame, ranges
+from llmtrain.sync.relay import Bytes, Json, Stream, ranges
 
 OPEN_FILES = 48
 FICLONE = 0x40049409
@@ -106,7 +107,7 @@ class Builder:
         only = set()
         for entry in self._old.entries:
             other = want.get(entry.path)
-            if other and entry.kind == "f" and (entry.size == other.size or _alike(entry.size, other.size)):
+            if other and entry.kind == "f" and (entry.size == other.size or alike(entry.size, other.size)):
                 only.add(entry.path)
         self._long = self._old.hash(self.cache, -1, only, again=bool(self.options.get("checksum")))
         self._resolve_links()
@@ -140,7 +141,7 @@ class Builder:
             return []
         found = []
         old = self.have.get(entry.path)
-        if old is not None and old.kind == "f" and _alike(old.size, entry.size):
+        if old is not None and old.kind == "f" and alike(old.size, entry.size):
             found.append(os.path.join(self.old_root, entry.path) if entry.path else self.old_root)
         for root in self.leftovers:
             path = os.path.join(root, entry.path) if entry.path else root
@@ -156,11 +157,11 @@ class Builder:
         step = block_size(entry.size)
         for path in self._candidates(entry):
             blocks = self._long.get(entry.path) if path.startswith(self.old_root) else None
-            for at, digest in enumerate(_split(blocks) if blocks else _hash_present(path, entry.size)):
+            for at, digest in enumerate(split(blocks) if blocks else hash_present(path, entry.size)):
                 if digest:
                     known.setdefault(digest, (path, at * step))
         pieces, lacking = [], []
-        for block, digest in enumerate(_split(digests)):
+        for block, digest in enumerate(split(digests)):
             if digest in known:
                 pieces.append((block,) + known[digest])
             else:
@@ -261,7 +262,7 @@ class Builder:
                 fcntl.ioctl(copy.fileno(), FICLONE, source.fileno())
             except OSError:
                 if entry.holes:
-                    _copy_sparse(source.fileno(), copy.fileno(), entry.size)
+                    copy_sparse(source.fileno(), copy.fileno(), entry.size)
                 else:
                     shutil.copyfileobj(source, copy, MIB)
         if os.path.getsize(target) != entry.size:
@@ -309,7 +310,7 @@ class Builder:
         if block_count(entry.size) == 1:
             fd = os.open(self._new(entry), os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
             try:
-                _write_all(fd, data, 0)
+                write_all(fd, data, 0)
                 os.fchmod(fd, entry.mode)
                 os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
             finally:
@@ -317,7 +318,7 @@ class Builder:
             self._left[file] = 0
             return
         fd = self._fd(file)
-        _write_all(fd, data, offset)
+        write_all(fd, data, offset)
         if entry.size > FOLLOW_BYTES and offset > 256 * MIB:
             os.posix_fadvise(fd, 0, offset - 256 * MIB, os.POSIX_FADV_DONTNEED)
         self._left[file] -= 1
@@ -359,47 +360,3 @@ class Builder:
     def _dress(path: str, entry: Entry) -> None:
         os.chmod(path, entry.mode)
         os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
-
-
-def _alike(one: int, other: int) -> bool:
-    """Files whose blocks can be compared."""
-    return one > SMALL and other > SMALL and block_size(one) == block_size(other)
-
-
-def _split(blocks: bytes) -> List[bytes]:
-    return [bytes(blocks[at : at + 32]) for at in range(0, len(blocks), 32)]
-
-
-def _hash_present(path: str, size: int) -> List[Optional[bytes]]:
-    """Digests of the blocks of a partly written file; None for what was never written."""
-    step = block_size(size)
-    found = []  # type: List[Optional[bytes]]
-    with open(path, "rb", buffering=0) as stream:
-        fd = stream.fileno()
-        for offset in range(0, size, step):
-            try:
-                empty = os.lseek(fd, offset, os.SEEK_DATA) >= min(offset + step, size)
-            except OSError:
-                empty = True
-            data = b"" if empty else os.pread(fd, min(step, size - offset), offset)
-            found.append(hashlib.sha256(data).digest() if data else None)
-    return found
-
-
-def _copy_sparse(source: int, target: int, size: int) -> None:
-    at = 0
-    os.ftruncate(target, size)
-    while at < size:
-        try:
-            at = os.lseek(source, at, os.SEEK_DATA)
-        except OSError:
-            return
-        end = os.lseek(source, at, os.SEEK_HOLE)
-        while at < end:
-            at += os.pwrite(target, os.pread(source, min(MIB, end - at), at), at)
-
-
-def _write_all(fd: int, data: memoryview, offset: int) -> None:
-    while data:
-        count = os.pwrite(fd, data, offset)
-        data, offset = data[count:], offset + count

@@ -6,7 +6,7 @@ import json
 import zlib
 from pathlib import Path
 
-PARTS = ("manifest", "relay", "build", "finish", "place", "agent")
+PARTS = ("manifest", "relay", "blocks", "build", "finish", "place", "agent")
 """Modules of the agent; each imports only earlier ones and the standard library of Python 3.6."""
 
 _LOADER = """
@@ -26,9 +26,9 @@ _BOOT = (
     "import sys,zlib;i=sys.stdin.buffer;n=int(i.readline());exec(compile(zlib.decompress(i.read(n)),'agent','exec'))"
 )
 
-# The first Python there is; $0 the boot line, $1 a Python inside the destination (an environment that is replaced).
+# The first Python there is; $0 the boot line, $1 a Python the user named, $2 one inside the destination.
 _FIND = (
-    'for p in python3 /usr/bin/python3 /usr/libexec/platform-python /usr/local/bin/python3 "$1"; do '
+    'for p in python3 /usr/bin/python3 /usr/libexec/platform-python /usr/local/bin/python3 "$1" "$2"; do '
     'command -v -- "$p" >/dev/null 2>&1 && exec "$p" -I -c "$0"; done; echo NOPYTHON; exit 127'
 )
 
@@ -41,6 +41,6 @@ def agent_text() -> bytes:
     return b"%d\n%s" % (len(text), text)
 
 
-def agent_argv(dest: str) -> tuple[str, ...]:
+def agent_argv(dest: str, python: str = "") -> tuple[str, ...]:
     """The command that starts an agent on a host."""
-    return ("/bin/sh", "-c", _FIND, _BOOT, f"{dest}/bin/python3")
+    return ("/bin/sh", "-c", _FIND, _BOOT, python or "python", f"{dest}/bin/python3")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from typing import TYPE_CHECKING
 
 from cryptography import x509
@@ -24,7 +24,7 @@ def make_certificates(names: Sequence[str]) -> dict[str, dict[str, str]]:
     Returns:
         Name -> ``{"ca", "cert", "key"}`` as PEM text; the name is the certificate's DNS name.
     """
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = dt.datetime.now(dt.timezone.utc)
     authority_key = ec.generate_private_key(ec.SECP256R1())
     authority_name = _name("llmtrain sync")
     authority = (
@@ -60,7 +60,7 @@ def _name(text: str) -> x509.Name:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime.datetime
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: dt.datetime
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
@@ -68,8 +68,8 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=SKEW_HOURS))
-        .not_valid_after(now + datetime.timedelta(hours=VALID_HOURS))
+        .not_valid_before(now - dt.timedelta(hours=SKEW_HOURS))
+        .not_valid_after(now + dt.timedelta(hours=VALID_HOURS))
     )
 
 

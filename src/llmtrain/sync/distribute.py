@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from llmtrain.cluster.fleet import run_on_all
 from llmtrain.cluster.local import LocalTransport
 from llmtrain.errors import SyncError
+from llmtrain.sync.bundle import agent_argv
 from llmtrain.sync.certs import make_certificates
 from llmtrain.sync.chain import Chain
 from llmtrain.sync.links import AgentLink, Inbox
@@ -55,14 +56,13 @@ def run_sync(request: SyncRequest, fleet: Fleet, tell: Tell, *, source: Transpor
         sync.close()
 
 
-def run_rollback(request: SyncRequest, fleet: Fleet, tell: Tell, *, source: Transport | None = None) -> SyncReport:
+def run_rollback(request: SyncRequest, fleet: Fleet, tell: Tell) -> SyncReport:
     """Bring the last generation back on all hosts, or on none.
 
     Args:
         request: whose destination.
         fleet: open transports to the hosts.
         tell: called for everything a person would want to see.
-        source: not used.
     """
     sync = Sync(request, tell)
     try:
@@ -113,7 +113,8 @@ class Sync:
             transport = source if name == SOURCE else transports[name]
             if transport is None:
                 return
-            link = AgentLink(name, transport, request.dest_on(name), self.inbox)
+            argv = agent_argv(request.dest_on(name), request.pythons.get(name, ""))
+            link = AgentLink(name, transport, argv, self.inbox)
             self.links[name] = link
             if name == SOURCE:
                 follow, same = request.what == "weights", request.path == request.dest
@@ -393,17 +394,3 @@ class Sync:
         self.report.seconds = time.monotonic() - self.begun
         self.report.head_bytes_sent = self.source_sent
         return self.report
-
-
-def refuse_failures(report: SyncReport) -> None:
-    """Raise if some host did not get the tree.
-
-    Raises:
-        SyncError: naming the first such host and how many more there are.
-    """
-    failed = [host for host in report.hosts if not host.ok]
-    if failed:
-        more = (
-            f" (and {len(failed) - 1} more hosts: {', '.join(one.host for one in failed[1:6])})" if failed[1:] else ""
-        )
-        raise SyncError(f"{failed[0].error}{more}", where=failed[0].host, fix="mend it and run the same command again")

@@ -7,7 +7,7 @@ import ctypes
 import os
 import shutil
 import stat
-from typing import List
+from typing import Dict, List, Set
 
 from llmtrain.sync.build import Builder
 from llmtrain.sync.manifest import MIB, Entry, TreeError, block_count, combine, excluded, root_digest

@@ -11,7 +11,7 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.sync.bundle import agent_argv, agent_text
+from llmtrain.sync.bundle import agent_text
 
 if TYPE_CHECKING:
     from llmtrain.cluster.fleet import Channel, Transport
@@ -23,14 +23,14 @@ Inbox = queue.Queue["tuple[str, dict[str, Any]]"]
 class AgentLink:
     """An agent on a host, over a channel that ends it."""
 
-    def __init__(self, name: str, transport: Transport, dest: str, inbox: Inbox) -> None:
+    def __init__(self, name: str, transport: Transport, argv: tuple[str, ...], inbox: Inbox) -> None:
         self.name = name
         self.inbox = inbox
         self.heard = time.monotonic()
         self.sent_bytes = 0
         self.received_bytes = 0
         self._outbox: queue.Queue[bytes | None] = queue.Queue()
-        self._channel: Channel = transport.start(agent_argv(dest))
+        self._channel: Channel = transport.start(argv)
         self._outbox.put(agent_text())
         self._threads = [threading.Thread(target=task, daemon=True) for task in (self._write, self._read)]
         for thread in self._threads:

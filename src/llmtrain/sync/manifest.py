@@ -147,6 +147,7 @@ class Cache:
 
     @staticmethod
     def key(info: os.stat_result) -> str:
+        """What identifies a content without reading it."""
         return "%d:%d:%d:%d" % (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
 
     def get(self, info: os.stat_result) -> Optional[bytes]:
@@ -339,11 +340,8 @@ def diff(want: Iterable[Entry], have: Iterable[Entry]) -> Diff:
             added.append(entry)
         elif canonical(entry) == canonical(other) and (entry.kind != "f" or entry.digest):
             same.append(entry)
-        elif (
-            (entry.kind == other.kind == "f"
-            and entry.digest
-            and entry.digest == other.digest)
-            or (entry.kind == other.kind == "d")
+        elif (entry.kind == other.kind == "f" and entry.digest and entry.digest == other.digest) or (
+            entry.kind == other.kind == "d"
         ):
             touched.append(entry)
         else:

@@ -13,8 +13,8 @@ from llmtrain.cluster.local import LocalTransport
 from llmtrain.errors import InputFileError, LlmtrainError, UsageError
 from llmtrain.spec.hostfile import Cluster, read_hostfile
 from llmtrain.spec.runspec import parse_ports
-from llmtrain.sync.distribute import Tell, refuse_failures, run_rollback, run_sync
-from llmtrain.sync.request import DEFAULT_PORTS, HostReport, SyncReport, SyncRequest
+from llmtrain.sync.distribute import Tell, run_rollback, run_sync
+from llmtrain.sync.request import DEFAULT_PORTS, HostReport, SyncReport, SyncRequest, refuse_failures
 from llmtrain.sync.weights import LEAN, check_weights
 
 if TYPE_CHECKING:
@@ -83,8 +83,12 @@ def order_sync(what: What, words: Sequence[str], options: SyncOptions, spec: Run
         for path in also:
             one = replace(reached, path=str(path), dest=str(path), what="files", delete=False)
             refuse_failures(run_sync(one, fleet, tell))
-        carry_out = run_rollback if options.rollback else run_sync
-        report = carry_out(reached, fleet, tell, source=source) if reached.hosts else SyncReport(hosts=[])
+        if not reached.hosts:
+            report = SyncReport(hosts=[])
+        elif options.rollback:
+            report = run_rollback(reached, fleet, tell)
+        else:
+            report = run_sync(reached, fleet, tell, source=source)
         if what == "environment" and not options.rollback and not options.dry_run:
             from llmtrain.sync.condaenv import prove
 

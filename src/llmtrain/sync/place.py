@@ -17,12 +17,9 @@ from typing import List
 from llmtrain.sync.manifest import Entry, TreeError, dump, load
 from llmtrain.sync.relay import Json
 
-FORBIDDEN = set(
-    ["/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/mnt", "/media", "/opt", "/proc", "/root", "/run", "/sbin", "/srv", "/sys", "/tmp"]
-)
-FORBIDDEN |= set(
-    ["/usr", "/usr/bin", "/usr/lib", "/usr/local", "/usr/local/bin", "/usr/local/lib", "/var", "/var/lib", "/var/tmp", "/dev/shm"]
-)
+SYSTEM = "/ /bin /boot /dev /etc /home /lib /lib64 /mnt /media /opt /proc /root /run /sbin /srv /sys /tmp"
+SYSTEM += " /dev/shm /usr /usr/bin /usr/lib /usr/local /usr/local/bin /usr/local/lib /var /var/lib /var/tmp"
+FORBIDDEN = set(SYSTEM.split())
 AT_FDCWD, NOREPLACE, EXCHANGE = -100, 1, 2
 
 

@@ -8,7 +8,6 @@ disk or memory on the way is noticed by the next one.
 
 import collections
 import contextlib
-import hashlib
 import json
 import os
 import socket
@@ -19,7 +18,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
-from llmtrain.sync.manifest import MIB, Entry, TreeError, block_count, block_size
+from llmtrain.sync.manifest import MIB, Entry, TreeError, block_size
 
 HEADER = struct.Struct(">BIQ")
 DATA, WAIT = 1, 2
@@ -29,7 +28,6 @@ CONNECT_S = 2.5
 SEND_S = 30.0
 BEAT_S = 0.5
 PIECE = 256 * 1024
-FOLLOW_BYTES = 1 << 30
 Json = Dict[str, Any]
 Bytes = Union[bytes, bytearray]
 
@@ -361,55 +359,3 @@ def ranges(numbers: Any) -> List[List[int]]:
         else:
             found.append([number, number])
     return found
-
-
-def as_frame(digests: List[bytes], parts: List[bytes]) -> List[Bytes]:
-    """A chunk as it travels; a long block is not copied once more."""
-    return [b"".join(digests), parts[0]] if len(parts) == 1 else [b"".join(digests + parts)]
-
-
-class SourceReader:
-    """Chunks read from the tree that is copied; every block is hashed as it is read."""
-
-    def __init__(self, stream: Stream, full: Callable[[str], str], stats: Dict[str, Any]) -> None:
-        self.stream = stream
-        self.full = full
-        self.stats = stats
-        self.digests = {}  # type: Dict[int, bytearray]
-
-    def frame(self, chunk: int) -> List[Bytes]:
-        """Digests and bytes of a chunk; TreeError if a file is not what it was."""
-        digests, parts = [], []
-        for file, block, offset, length in self.stream.blocks(chunk):
-            entry = self.stream.entries[file]
-            data = self._read(entry, offset, length)
-            digest = hashlib.sha256(data).digest()
-            count = block_count(entry.size)
-            if count == 1 and entry.digest and digest.hex() != entry.digest:
-                raise TreeError("the source changed while it was copied", entry.path)
-            table = self.digests.setdefault(file, bytearray(32 * count))
-            known = bytes(table[32 * block : 32 * block + 32])
-            if any(known) and known != digest:
-                raise TreeError("the source changed while it was copied", entry.path)
-            table[32 * block : 32 * block + 32] = digest
-            digests.append(digest)
-            parts.append(data)
-        return as_frame(digests, parts)
-
-    def _read(self, entry: Entry, offset: int, length: int) -> bytes:
-        try:
-            fd = os.open(self.full(entry.path), os.O_RDONLY)
-        except OSError:
-            raise TreeError("the source changed while it was copied", entry.path)
-        try:
-            info, then = os.fstat(fd), self.stats[entry.path]
-            data = os.pread(fd, length, offset)
-            if (info.st_size, info.st_mtime_ns, info.st_ino) != (then.st_size, then.st_mtime_ns, then.st_ino):
-                raise TreeError("the source changed while it was copied", entry.path)
-            if entry.size > FOLLOW_BYTES and offset > 64 * MIB:
-                os.posix_fadvise(fd, 0, offset - 64 * MIB, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
-        if len(data) != length:
-            raise TreeError("the source changed while it was copied", entry.path)
-        return data

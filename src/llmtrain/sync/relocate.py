@@ -77,7 +77,7 @@ def _read_rooms(prefix: Path) -> dict[str, int]:
 
 def _rewrite(path: Path, name: str, old: bytes, new: bytes, rooms: dict[str, int]) -> str | None:
     if path.is_symlink():
-        target = os.fsencode(os.readlink(path))
+        target = os.fsencode(path.readlink())
         if target == old or target.startswith(old + b"/"):
             path.unlink()
             path.symlink_to(os.fsdecode(new + target[len(old) :]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from llmtrain.errors import SyncError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -50,6 +52,9 @@ class SyncRequest:
     """Destination on hosts where it is another path."""
     addresses: Mapping[str, str] = field(default_factory=dict)
     """Address of a host (or of "source") where it must not be found out."""
+
+    pythons: Mapping[str, str] = field(default_factory=dict)
+    """Interpreter of a host for its agent, where ``python3`` may not be found."""
 
     def dest_on(self, host: str) -> str:
         """Destination on a host."""
@@ -120,3 +125,17 @@ class SyncReport:
             "exit_code": 0 if self.ok else 7,
             "hosts": [host.to_json() for host in self.hosts],
         }
+
+
+def refuse_failures(report: SyncReport) -> None:
+    """Raise if some host did not get the tree.
+
+    Raises:
+        SyncError: naming the first such host and how many more there are.
+    """
+    failed = [host for host in report.hosts if not host.ok]
+    if failed:
+        more = (
+            f" (and {len(failed) - 1} more hosts: {', '.join(one.host for one in failed[1:6])})" if failed[1:] else ""
+        )
+        raise SyncError(f"{failed[0].error}{more}", where=failed[0].host, fix="mend it and run the same command again")

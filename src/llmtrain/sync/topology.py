@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from llmtrain.sync.manifest import MIB, SMALL, Entry, block_size
@@ -91,7 +92,7 @@ def _pieces(
                 cuts[last + 1] = cuts.get(last + 1, 0) ^ (1 << bit)
         size, step, mask = entries[file].size, block_size(entries[file].size), 0
         edges = sorted(cuts)
-        for edge, following in zip(edges, edges[1:], strict=False):
+        for edge, following in pairwise(edges):
             mask ^= cuts[edge]
             if mask:
                 length = min(size, following * step) - edge * step
@@ -111,7 +112,7 @@ def choose_slow(
         behind_s: host -> seconds it has been far behind its predecessor.
         total: all chunks.
     """
-    for before, host in zip(order, order[1:-1], strict=False):
+    for before, host in pairwise(order[:-1]):
         far = have[before] - have[host] > max(LAG_CHUNKS, total // 50)
         if far and behind_s[host] >= SLOW_FOR_S and rate[host] < SLOW_SHARE * rate[before]:
             return host
