@@ -222,3 +222,16 @@ def test_a_slow_host_moves_to_the_tail(bench):
     assert report["ok"], report
     assert report["slow"] == ["node1"]
     assert bench.states() == [NEW] * 3
+
+
+def test_hosts_that_cannot_reach_each_other_are_fed_through_the_head(bench):
+    """With only sshd's port open everything goes through SSH, a host that is open stays direct, and both are said."""
+    for host in ("head", "node1", "node3"):
+        bench.lab.firewall(host, [22])
+    for host in bench.lab.nodes:
+        bench.lab.rate(host, None)
+    report = bench.finish(bench.start())
+    assert report["ok"], report
+    assert "leave the source through SSH" in " ".join(report["warnings"])
+    assert report["head_bytes_sent"] > 2 * TOTAL
+    assert bench.states() == [NEW] * 3

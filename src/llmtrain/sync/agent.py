@@ -35,7 +35,7 @@ from llmtrain.sync.manifest import (
     root_digest,
 )
 from llmtrain.sync.place import Place, users_of
-from llmtrain.sync.relay import BEAT_S, Bucket, Json, Puller, Server, Stream, make_contexts
+from llmtrain.sync.relay import BEAT_S, Bucket, Json, Puller, Server, Stream, make_contexts, reachable
 
 SILENCE_S = 40.0
 LENGTH = struct.Struct(">I")
@@ -255,6 +255,10 @@ class Dest(Agent):
         self.puller = Puller(self.client_tls, self.stream, sorted(lacking), builder.take)
         self.server.frame, self.server.stream = builder.frame, self.stream
         return {}
+
+    def reach(self, message: Json) -> Json:
+        """Which of these can be connected to."""
+        return {"hosts": reachable(message["peers"])}
 
     def pull(self, message: Json) -> None:
         """Fetch from these peers, best first; finish when everything is here."""

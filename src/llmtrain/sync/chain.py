@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrain.sync.request import SOURCE
 from llmtrain.sync.topology import choose_slow, is_behind
+from llmtrain.sync.ways import STAR_AT_ONCE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
+    from llmtrain.cluster.tunnel import Tunnel
     from llmtrain.sync.links import AgentLink
     from llmtrain.sync.request import SyncRequest
     from llmtrain.sync.topology import ChunkPlan
+    from llmtrain.sync.ways import Ways
 
 TEND_S = 0.5
 PAUSE_S = 5.0
@@ -39,6 +42,9 @@ class Chain:
         self.last: dict[str, dict[str, Any]] = {}
         self.slow: list[str] = []
         self.begun = time.monotonic()
+        self._tunnels: Mapping[str, Tunnel] = {}
+        self._queue: list[str] = []
+        self._fed: set[str] = set()
         self._where: dict[str, dict[str, Any]] = {}
         self._sent: dict[str, list[str]] = {}
         self._samples: dict[str, deque[tuple[float, int]]] = {}
@@ -47,18 +53,41 @@ class Chain:
         self._moved = 0.0
         self._tried: tuple[str, float] | None = None
 
-    def begin(self, hosts: Sequence[str], listening: Mapping[str, dict[str, Any]]) -> None:
-        """Everybody starts to pull."""
-        self.begun = time.monotonic()
-        self.order = list(hosts)
+    def place(self, listening: Mapping[str, dict[str, Any]]) -> None:
+        """Take the addresses of all agents."""
         self._where = dict(listening)
+
+    def begin(self, ways: Ways, tunnels: Mapping[str, Tunnel]) -> None:
+        """Everybody starts to pull; of those fed through the head only a few at once."""
+        self.begun = time.monotonic()
+        self.order = list(ways.chain)
+        self._tunnels = tunnels
+        self._queue = list(ways.star)
         self._connect()
+        for name in ways.direct:
+            self.links[name].send("pull", peers=[self.peer(SOURCE)])
+        self._feed()
+
+    def _feed(self) -> None:
+        while self._queue and len(self._fed) < STAR_AT_ONCE:
+            name = self._queue.pop(0)
+            self._fed.add(name)
+            peer = {**self.peer(SOURCE), "address": "127.0.0.1", "port": self._tunnels[name].port}
+            self.links[name].send("pull", peers=[peer])
 
     def drop(self, name: str) -> None:
         """Close the gap a failed host leaves."""
         if name in self.order:
             self.order.remove(name)
             self._connect()
+        self._leave(name)
+
+    def _leave(self, name: str) -> None:
+        if name in self._queue:
+            self._queue.remove(name)
+        if name in self._fed:
+            self._fed.remove(name)
+            self._feed()
 
     def peers(self, name: str) -> list[str]:
         """Predecessors, the nearest first, the source last."""
@@ -69,9 +98,10 @@ class Chain:
             peers = self.peers(name)
             if self._sent.get(name) != peers:
                 self._sent[name] = peers
-                self.links[name].send("pull", peers=[self._peer(one) for one in peers])
+                self.links[name].send("pull", peers=[self.peer(one) for one in peers])
 
-    def _peer(self, name: str) -> dict[str, Any]:
+    def peer(self, name: str) -> dict[str, Any]:
+        """Where a member listens."""
         where = self._where[name]
         return {"host": name, "name": self.names[name], "address": where["address"], "port": where["port"]}
 
@@ -80,6 +110,8 @@ class Chain:
         now = time.monotonic()
         self.have[name] = message["have"]
         self.last[name] = message
+        if message["left"] == 0:
+            self._leave(name)
         samples = self._samples.setdefault(name, deque())
         samples.append((now, message["have"]))
         while len(samples) > 2 and samples[0][0] < now - WINDOW_S:

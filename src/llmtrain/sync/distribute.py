@@ -5,32 +5,25 @@ Everything happens in one loop over one queue of messages; a host that fails is 
 
 from __future__ import annotations
 
-import queue
-import secrets
 import time
-from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.cluster.fleet import run_on_all
 from llmtrain.cluster.local import LocalTransport
-from llmtrain.errors import SyncError
-from llmtrain.sync.bundle import agent_argv
-from llmtrain.sync.certs import make_certificates
+from llmtrain.cluster.tunnel import Tunnel
 from llmtrain.sync.chain import Chain
-from llmtrain.sync.links import AgentLink, Inbox
-from llmtrain.sync.manifest import Entry, load
-from llmtrain.sync.request import SOURCE, HostReport, SyncReport, SyncRequest
+from llmtrain.sync.crew import Crew, SourceError, Tell
+from llmtrain.sync.manifest import load
+from llmtrain.sync.request import SOURCE, SyncReport, SyncRequest
 from llmtrain.sync.topology import ChunkPlan, plan_chunks
+from llmtrain.sync.ways import WAYS, Ways, choose_ways, render_ways
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from llmtrain.cluster.fleet import Fleet, Transport
-
-Tell = Callable[[str, dict[str, Any]], None]
-SILENT_S = 15.0
-BEAT_S = 5.0
-CACHE = "~/.cache/llmtrain/hashes"
 
 
 def run_sync(request: SyncRequest, fleet: Fleet, tell: Tell, *, source: Transport | None = None) -> SyncReport:
@@ -72,136 +65,8 @@ def run_rollback(request: SyncRequest, fleet: Fleet, tell: Tell) -> SyncReport:
         sync.close()
 
 
-class SourceError(SyncError):
-    """The tree that is copied cannot be used."""
-
-
-class Sync:
+class Sync(Crew):
     """A sync under way."""
-
-    def __init__(self, request: SyncRequest, tell: Tell) -> None:
-        self.request = request
-        self.tell = tell
-        self.inbox: Inbox = queue.Queue()
-        self.links: dict[str, AgentLink] = {}
-        self.reports = {name: HostReport(host=name) for name in request.hosts}
-        self.begun = time.monotonic()
-        self.active: list[str] = []
-        self.report = SyncReport(hosts=list(self.reports.values()))
-        self.entries: list[Entry] = []
-        self.chain: Chain | None = None
-        self._built: dict[str, str] = {}
-        self._checking: dict[str, str] = {}
-        self.source_sent = 0
-        self.finished_at: dict[str, float] = {}
-        self._beat_at = 0.0
-        self._tokens = {name: secrets.token_hex(8) for name in request.hosts}
-        sync_id = secrets.token_hex(4)
-        members = [*request.hosts, SOURCE]
-        self._names = {name: f"m{number}.{sync_id}.llmtrain" for number, name in enumerate(members)}
-
-    # --- agents
-
-    def start(self, fleet: Fleet, source: Transport | None) -> None:
-        """Start all agents and have them look at what is there."""
-        request = self.request
-        pems = make_certificates(list(self._names.values()))
-        common = {"exclude": request.exclude, "checksum": request.checksum}
-        transports = {name: fleet[name] for name in request.hosts}
-
-        def begin(name: str) -> None:
-            transport = source if name == SOURCE else transports[name]
-            if transport is None:
-                return
-            argv = agent_argv(request.dest_on(name), request.pythons.get(name, ""))
-            link = AgentLink(name, transport, argv, self.inbox)
-            self.links[name] = link
-            if name == SOURCE:
-                follow, same = request.what == "weights", request.path == request.dest
-                own = {"role": "source", "path": request.path, "follow": follow, "cache": CACHE, "same": same}
-            else:
-                guard = request.what == "environment"
-                own = {"role": "dest", "token": self._tokens[name], "delete": request.delete, "guard": guard}
-                own["dry_run"] = request.dry_run
-            link.send("open", pem=pems[self._names[name]], dest=request.dest_on(name), **common, **own)
-
-        results = run_on_all([SOURCE, *request.hosts], begin)
-        self.active = [name for name in request.hosts if name in results.good]
-        for name, error in results.failed.items():
-            if name == SOURCE:
-                raise SourceError(error.error, where=error.where, fix=error.fix)
-            self._fail(name, error.error)
-
-    def close(self) -> None:
-        """End all agents."""
-        run_on_all(list(self.links), lambda name: self.links[name].close())
-
-    def _fail(self, name: str, text: str) -> None:
-        if name == SOURCE:
-            where = self.request.source_host or "head"
-            raise SourceError(text, where=f"{where}:{self.request.path}", fix="mend the source and sync again")
-        report = self.reports[name]
-        if report.error is None and not report.ok:
-            report.error = text
-            report.seconds = time.monotonic() - self.begun
-            self.tell("failed", {"host": name, "error": text})
-        if name in self.active:
-            self.active.remove(name)
-        if self.chain is not None:
-            self.chain.drop(name)
-        if name in self.links:
-            self.links[name].close()
-
-    def _succeed(self, name: str, note: str = "") -> None:
-        report = self.reports[name]
-        report.ok, report.note, report.seconds = True, note or report.note, time.monotonic() - self.begun
-        self.tell("ready", {"host": name, "note": note})
-
-    # --- messages
-
-    def _next(self) -> tuple[str, dict[str, Any]] | None:
-        """One message, with failures and silence taken care of."""
-        now = time.monotonic()
-        if now - self._beat_at > BEAT_S:
-            self._beat_at = now
-            for link in self.links.values():
-                link.send("beat")
-        for name in [one for one in (SOURCE, *self.active) if one in self.links]:
-            if now - self.links[name].heard > SILENT_S:
-                self._fail(name, f"no sign of life for {SILENT_S:.0f} s")
-        try:
-            name, message = self.inbox.get(timeout=0.1)
-        except queue.Empty:
-            return None
-        kind = message["kind"]
-        if name != SOURCE and name not in self.active:
-            return None
-        if kind == "error":
-            self._fail(name, message["error"])
-        elif kind == "nopython":
-            self._fail(name, "no python3 on this host")
-        elif kind == "gone":
-            self._fail(name, "the agent or the connection was lost")
-        else:
-            return name, message
-        return None
-
-    def _gather(self, kind: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """One answer from each of these, or their failure."""
-        wanted, found = set(names), dict[str, dict[str, Any]]()
-        while wanted - set(found) - (wanted - set(self.active) - {SOURCE}):
-            got = self._next()
-            if got is not None and got[1]["kind"] == kind and got[0] in wanted:
-                found[got[0]] = got[1]
-        return {name: answer for name, answer in found.items() if name == SOURCE or name in self.active}
-
-    def _ask(self, kind: str, names: Iterable[str], **values: Any) -> dict[str, dict[str, Any]]:
-        names = list(names)
-        for name in names:
-            self.links[name].send(kind, **values)
-        return self._gather(kind, names)
-
-    # --- the way of a sync
 
     def run(self) -> SyncReport:
         """Everything after the start."""
@@ -305,12 +170,15 @@ class Sync:
 
     def _transfer(self, plan: ChunkPlan) -> None:
         self.chain = Chain(self.request, self.links, self._names, plan)
-        listening = self._ask_listen()
+        self.chain.place(self._ask_listen())
+        ways = self._choose_ways()
         for name in self.active:
             self.links[name].send("start", chunks=plan.chunks, needed=plan.needed[name])
         self.links[SOURCE].send("start", chunks=plan.chunks)
         self._gather("start", [SOURCE, *self.active])
-        self.chain.begin(self.active, listening)
+        self._open_tunnels(ways)
+        ways = replace(ways, **{key: tuple(n for n in getattr(ways, key) if n in self.active) for key in WAYS})
+        self.chain.begin(ways, self.tunnels)
         begun = time.monotonic()
         waiting = set(self.active)
         while waiting & set(self.active):
@@ -321,6 +189,34 @@ class Sync:
         self.report.slow = list(self.chain.slow)
         if self.finished_at:
             self.report.transfer_seconds = max(self.finished_at.values()) - begun
+
+    def _choose_ways(self) -> Ways:
+        assert self.chain is not None  # noqa: S101  made just before
+        reach: dict[str, list[str]] = {}
+        if self.request.transport != "star":
+            for before, name in pairwise([SOURCE, *self.active]):
+                peers = [self.chain.peer(one) for one in dict.fromkeys((before, SOURCE))]
+                self.links[name].send("reach", peers=peers)
+            reach = {name: answer["hosts"] for name, answer in self._gather("reach", self.active).items()}
+        ways = choose_ways(self.active, reach, self.request.transport)
+        if ways.star and self.request.transport == "tls":
+            for name in ways.star:
+                self._fail(
+                    name, "cannot be reached for TLS on the ports of the sync; --transport auto goes through SSH"
+                )
+        elif ways.star or ways.direct:
+            text = render_ways(ways, self.request.ports, self.report.total_bytes)
+            self.report.warnings.append(text)
+            self.tell("way", {"text": text})
+        return ways
+
+    def _open_tunnels(self, ways: Ways) -> None:
+        where = self.chain.peer(SOURCE) if self.chain is not None else {}
+        names = [name for name in ways.star if name in self.active]
+        results = run_on_all(names, lambda name: Tunnel(name, where["address"], where["port"]))
+        self.tunnels = results.good
+        for name, error in results.failed.items():
+            self._fail(name, error.error)
 
     def _ask_listen(self) -> dict[str, dict[str, Any]]:
         request = self.request

@@ -340,6 +340,25 @@ def connect(context: ssl.SSLContext, peer: Json) -> ssl.SSLSocket:
         raise
 
 
+def reachable(peers: List[Json]) -> List[str]:
+    """Names of the peers that accept a connection."""
+    found = []  # type: List[str]
+
+    def knock(peer: Json) -> None:
+        try:
+            socket.create_connection((peer["address"], peer["port"]), timeout=CONNECT_S).close()
+            found.append(peer["host"])
+        except OSError:
+            pass
+
+    threads = [threading.Thread(target=knock, args=(peer,)) for peer in peers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
 def receive(conn: ssl.SSLSocket, view: memoryview) -> None:
     """Fill the buffer."""
     at = 0
