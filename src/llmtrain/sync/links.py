@@ -52,7 +52,7 @@ class AgentLink:
 
     def _write(self) -> None:
         while (data := self._outbox.get()) is not None:
-            try:  # noqa: PERF203  one message at a time
+            try:
                 self._channel.write(data)
             except (OSError, ValueError):
                 return

@@ -13,7 +13,6 @@ from llmtrain.cluster.local import LocalTransport
 from llmtrain.errors import InputFileError, LlmtrainError, UsageError
 from llmtrain.spec.hostfile import Cluster, read_hostfile
 from llmtrain.spec.runspec import parse_ports
-
 from llmtrain.sync.distribute import run_rollback, run_sync
 from llmtrain.sync.request import DEFAULT_PORTS, HostReport, SyncReport, SyncRequest, refuse_failures
 from llmtrain.sync.weights import LEAN, check_weights
