@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from llmtrain.cluster.doctor import missing_trees
 from llmtrain.cluster.sshconfig import render_ssh_config
 from llmtrain.errors import PreflightError
 from llmtrain.launch.choices import KEPT_ENV, choose_cores, rank_env
@@ -80,6 +81,8 @@ class LaunchPlan:
     """Number of ranks."""
     hosts: tuple[HostPlan, ...]
     """In rank order."""
+    copies: tuple[tuple[str, str], ...]
+    """(host, path) of the model and data files that are missing there and are copied from here first."""
     run_dir: HostDir
     """The run folder's path that is valid on every host."""
     local: bool
@@ -143,6 +146,7 @@ def plan_launch(job: Job, contact: Contact, run_id: str, environ: Mapping[str, s
         run_id=run_id,
         world_size=job.cluster.world_size,
         hosts=hosts,
+        copies=() if job.local else tuple(missing_trees(contact.facts, job.trees)),
         run_dir=run_dir,
         local=job.local,
         master_addr=address,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import llmtrain
-from llmtrain.cluster.doctor import missing_trees
 from llmtrain.cluster.fleet import Command, Fleet, run_on_all
 from llmtrain.cluster.local import kill_group, login_env
 from llmtrain.errors import DiskError, HostError, SyncError
@@ -19,9 +18,8 @@ from llmtrain.sync.distribute import run_sync
 from llmtrain.sync.request import SyncRequest, refuse_failures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from llmtrain.cluster.probes import Facts
     from llmtrain.launch.prepare import HostPlan, LaunchPlan
 
 STAGED = ("__init__.py", "errors.py", "process.py", "spec", "train")
@@ -35,9 +33,11 @@ _UNPACK = (
 )
 # $1 the final path: what is there already is never touched, what is incomplete never has the final name. The file
 # "whole" comes in an archive of its own after the tree's: tar takes a stream cut between two files for a good one.
+# Another launch may put the same tree there meanwhile.
 _RECEIVE = (
     'set -e; part="$1.llmtrain-part.$$"; trap \'rm -rf "$part"\' EXIT; mkdir -p "$(dirname "$1")"; mkdir "$part"; '
-    'tar -ixf - -C "$part"; [ -e "$part/whole" ]; [ ! -e "$1" ]; mv "$part/x" "$1"'
+    'tar -ixf - -C "$part"; [ -e "$part/whole" ]; [ -e "$1" ] || mv -T "$part/x" "$1" 2>/dev/null || true; '
+    '[ ! -e "$part/x" ] || diff -rq "$part/x" "$1" >&2'
 )
 
 
@@ -93,18 +93,15 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
     tar.addfile(info, io.BytesIO(data))
 
 
-def copy_missing(plan: LaunchPlan, fleet: Fleet, facts: Mapping[str, Facts], paths: Sequence[str], tell: _Tell) -> None:
+def copy_missing(plan: LaunchPlan, fleet: Fleet, tell: _Tell) -> None:
     """Bring model and data to the hosts that lack them, along a chain: N hosts take about as long as one.
 
     Raises:
         SyncError: a copy failed; nothing incomplete has the final name.
     """
-    if plan.local:
-        return
-    missing = missing_trees(facts, paths)
     own = {host.name: host for host in plan.hosts}
-    for path in dict.fromkeys(path for _, path in missing):
-        hosts = tuple(host for host, lacking in missing if lacking == path)
+    for path in dict.fromkeys(path for _, path in plan.copies):
+        hosts = tuple(host for host, lacking in plan.copies if lacking == path)
         request = SyncRequest(
             path=path,
             dest=path,
