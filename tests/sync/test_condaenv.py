@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import tarfile
-from pathlib import Path
 
 import pytest
 from tests.sync.condabox import ROOM, VERSION, copy_python, install, make_channel
@@ -67,7 +66,7 @@ def test_a_binary_keeps_its_length():
         replace_binary(data, b"/old", b"/" + b"x" * 20, 20, "lib.so")
 
 
-def put(lab, folder: Path) -> None:
+def put(lab, folder) -> None:
     """The same folder at the same path on the head of the lab."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
@@ -77,7 +76,7 @@ def put(lab, folder: Path) -> None:
     assert process.returncode == 0
 
 
-def sync_env(lab, prefix: Path, *options: str) -> dict:
+def sync_env(lab, prefix, *options: str) -> dict:
     """Run `llmtrain sync-env` on the head."""
     lab.write("head", "/root/hosts", "".join(f"{name} slots=1\n" for name in lab.nodes))
     command = [sys.executable, "-m", "llmtrain.cli", "sync-env", str(prefix), "--hosts", "/root/hosts", "--json"]

@@ -13,7 +13,6 @@ import os
 import socket
 import ssl
 import struct
-import subprocess
 import threading
 import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
@@ -323,16 +322,8 @@ class Puller:
 
 def connect(context: ssl.SSLContext, peer: Json) -> ssl.SSLSocket:
     """A TLS connection to a peer, whose certificate must carry its name in this sync."""
-    if peer.get("through"):
-        raw, theirs = socket.socketpair()
-        subprocess.Popen(
-            list(peer["through"]), stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.DEVNULL
-        )
-        theirs.close()
-        raw.settimeout(4 * CONNECT_S)
-    else:
-        raw = socket.create_connection((peer["address"], peer["port"]), timeout=CONNECT_S)
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    raw = socket.create_connection((peer["address"], peer["port"]), timeout=CONNECT_S)
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         return context.wrap_socket(raw, server_hostname=peer["name"])
     except BaseException:
