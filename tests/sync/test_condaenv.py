@@ -123,7 +123,7 @@ def test_an_environment_in_use_is_not_swapped(lab3, tmp_path):
 
 
 def test_a_conda_environment_works_at_its_path_and_relocated(lab3, tmp_path):
-    """Text and binary placeholders, a folder link, entry points and a pip package: same path as is, another rewritten."""
+    """Placeholders, a folder link, entry points, a pip package: the same path as is, another path rewritten."""
     prefix = tmp_path / "envs/real"
     install(make_channel(tmp_path / "build"), prefix)
     assert (prefix / "lib/python3.1").is_symlink()
