@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from llmtrain import __version__
+from llmtrain.cli_sync import register as register_sync
 from llmtrain.errors import ExitCode, LlmtrainError, UsageError
 
 if TYPE_CHECKING:
@@ -176,6 +177,9 @@ def _finish(document: dict[str, Any] | None, code: int) -> NoReturn:
     if document is not None:
         sys.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
     raise typer.Exit(code)
+
+
+register_sync(app)
 
 
 def main() -> None:

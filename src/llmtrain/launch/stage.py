@@ -9,12 +9,14 @@ import shutil
 import subprocess
 import tarfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import llmtrain
 from llmtrain.cluster.fleet import Command, Fleet, run_on_all
 from llmtrain.cluster.local import kill_group, login_env
 from llmtrain.errors import DiskError, HostError, SyncError
+from llmtrain.sync.distribute import run_sync
+from llmtrain.sync.request import SyncRequest, refuse_failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
 STAGED = ("__init__.py", "errors.py", "process.py", "spec", "train")
 """Parts of this package that the ranks need."""
-COPIES_AT_ONCE = 4
 BLOCK = 1 << 20
 
 # $1 the folder, $2 the path valid on all hosts: the folder must be new, the other path a link to it where they differ.
@@ -94,18 +95,28 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
 
 
 def copy_missing(plan: LaunchPlan, fleet: Fleet, tell: _Tell) -> None:
-    """Copy model and data to the hosts that lack them, as tar over OpenSSH.
+    """Bring model and data to the hosts that lack them, along a chain: N hosts take about as long as one.
 
     Raises:
         SyncError: a copy failed; nothing incomplete has the final name.
     """
-    labels = {f"{host} {path}": (host, path) for host, path in plan.copies}
+    own = {host.name: host for host in plan.hosts}
+    for path in dict.fromkeys(path for _, path in plan.copies):
+        hosts = tuple(host for host, lacking in plan.copies if lacking == path)
+        request = SyncRequest(
+            path=path,
+            dest=path,
+            hosts=hosts,
+            what="weights",
+            addresses={host: own[host].address for host in hosts},
+            pythons={host: own[host].python for host in hosts},
+        )
 
-    def copy(label: str) -> None:
-        host, path = labels[label]
-        send_tree(path, fleet, host, path, lambda sent: tell(host, path, sent))
+        def show(what: str, values: dict[str, Any], path: str = path) -> None:
+            if what == "progress":
+                tell(values["host"], path, values["received"])
 
-    run_on_all(list(labels), copy, fan_out=COPIES_AT_ONCE).all_good()
+        refuse_failures(run_sync(request, fleet, show))
 
 
 def tree_bytes(path: str) -> int:
