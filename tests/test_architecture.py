@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 import llmtrain
+from llmtrain.sync.bundle import PARTS
 
 ROOT = Path(llmtrain.__file__).parent
 ROOMS = {
-    "cli": {"cli_plan", "launch", "sync", "cluster", "plan", "spec", "report"},
+    "cli": {"cli_plan", "cli_sync", "launch", "sync", "cluster", "plan", "spec", "report"},
     "cli_plan": {"launch", "plan", "spec", "report"},
+    "cli_sync": {"sync", "spec", "report"},
     "launch": {"sync", "cluster", "plan", "spec"},
     "sync": {"cluster", "spec"},
     "cluster": {"spec"},
@@ -48,7 +50,7 @@ LIBRARIES = {
     ),
     "pydantic": ("spec/",),
     "yaml": ("spec/",),
-    "typer": ("cli.py", "cli_plan.py"),
+    "typer": ("cli.py", "cli_plan.py", "cli_sync.py"),
     "rich": ("report/",),
 }
 """Library -> where it may be imported."""
@@ -98,3 +100,13 @@ def test_what_starts_first_on_a_host_needs_the_standard_library_only(name):
     ours = {item for item in imported(path) if item.startswith("llmtrain")}
     assert ours <= {"llmtrain.process", "llmtrain.errors"}
     assert {item.split(".")[0] for item in imported(path)} - {"llmtrain"} <= sys.stdlib_module_names
+
+
+def test_the_agent_of_a_sync_is_read_by_a_python_of_2016():
+    """Its parts parse as Python 3.6 and import only the standard library and earlier parts."""
+    for number, name in enumerate(PARTS):
+        path = ROOT / f"sync/{name}.py"
+        ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 6))
+        ours = {item for item in imported(path) if item.startswith("llmtrain")}
+        assert ours <= {"llmtrain.sync", *(f"llmtrain.sync.{part}" for part in PARTS[:number])}
+        assert {item.split(".")[0] for item in imported(path)} - {"llmtrain"} <= sys.stdlib_module_names

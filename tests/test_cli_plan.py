@@ -45,6 +45,14 @@ def test_plan_prints_one_json_document(config):
     assert 250e9 < document["host"]["ram_bytes"] < 450e9
 
 
+def test_cost_of_a_whole_run(config):
+    """With a number of steps the whole run has hours and GPU-hours."""
+    argv = ["plan", "--model", config, "--cluster", "6x8xA100-80G", "--config", "zero3-offload", "--json"]
+    document = json.loads(call(*argv, "--set", "training.max_steps=1000"))
+    assert document["run"]["hours"] == pytest.approx(1000 * document["step"]["seconds"] / 3600)
+    assert document["run"]["gpu_hours"] == pytest.approx(48 * document["run"]["hours"])
+
+
 def test_plan_offers_changes(config):
     """A run that does not fit comes with changes that would."""
     document = json.loads(call("plan", "--model", config, "--cluster", "1x8xA100-80G", "--config", "zero3", "--json"))

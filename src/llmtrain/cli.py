@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from llmtrain import __version__, cli_plan
+from llmtrain import __version__
+from llmtrain.cli_plan import register as register_plan
+from llmtrain.cli_sync import register as register_sync
 from llmtrain.errors import ExitCode, LlmtrainError, UsageError
 
 if TYPE_CHECKING:
@@ -178,7 +180,8 @@ def _finish(document: dict[str, Any] | None, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-cli_plan.register(app)
+register_sync(app)
+register_plan(app)
 
 
 def main() -> None:

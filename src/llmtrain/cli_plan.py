@@ -45,7 +45,7 @@ def plan(
     """Memory, speed and verdict of a run, before it starts."""
     from llmtrain.plan.choose import choose_setup, describe, smallest_changes
     from llmtrain.plan.estimate import estimate, estimate_json
-    from llmtrain.report.estimates import open_console, show_cost, show_estimate, show_ranking
+    from llmtrain.report.estimates import cost_json, open_console, show_cost, show_estimate, show_ranking
 
     request = _request(run_file, model, hosts, cluster, config, sets, assume)
     console = open_console(aside=as_json)
@@ -59,7 +59,8 @@ def plan(
     found = estimate(request.shape, request.setup, request.hardware)
     changes = () if found.fit.verdict == "fits" else smallest_changes(found)
     show_estimate(console, found, changes, request.choices)
-    show_cost(console, found, _max_steps(sets, run_file))
+    steps = _max_steps(sets, run_file)
+    show_cost(console, found, steps)
     if trace:
         from llmtrain.launch.tracing import run_trace
         from llmtrain.report.estimates import show_trace
@@ -69,7 +70,7 @@ def plan(
         _write_html(html, request)
     if as_json:
         told = [{"setting": change.setting, "slowdown": change.slowdown} for change in changes]
-        _write({**estimate_json(found), "changes": told})
+        _write({**estimate_json(found), **cost_json(found, steps), "changes": told})
 
 
 def show_map_command(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -144,6 +144,14 @@ def show_cost(console: Console, found: Estimate, steps: int | None) -> None:
     if steps:
         hours = steps * found.step.seconds / 3600
         console.print(f"{steps:,} steps: {hours:,.1f} hours, {hours * found.setup.ranks:,.0f} GPU-hours", markup=False)
+
+
+def cost_json(found: Estimate, steps: int | None) -> dict[str, Any]:
+    """The twin of :func:`show_cost`."""
+    if not steps:
+        return {}
+    hours = steps * found.step.seconds / 3600
+    return {"run": {"steps": steps, "hours": hours, "gpu_hours": hours * found.setup.ranks}}
 
 
 def show_trace(console: Console, found: Estimate, traced: int) -> None:
