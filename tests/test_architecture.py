@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import llmtrain
+from llmtrain.sync.bundle import PARTS
 
 ROOT = Path(llmtrain.__file__).parent
 ROOMS = {
@@ -37,7 +38,14 @@ LIBRARIES = {
     "safetensors": ("train/",),
     "gguf": ("train/",),
     "paramiko": ("cluster/ssh.py",),
-    "subprocess": ("cluster/", "launch/execute.py", "launch/stage.py", "launch/smoke.py", "train/entry.py"),
+    "subprocess": (
+        "cluster/",
+        "launch/execute.py",
+        "launch/stage.py",
+        "launch/smoke.py",
+        "launch/tracing.py",
+        "train/entry.py",
+    ),
     "pydantic": ("spec/",),
     "yaml": ("spec/",),
     "typer": ("cli",),
@@ -95,3 +103,13 @@ def test_what_starts_first_on_a_host_needs_the_standard_library_only(name):
     ours = {item for item in imported(path) if item.startswith("llmtrain")}
     assert ours <= {"llmtrain.process", "llmtrain.errors"}
     assert {item.split(".")[0] for item in imported(path)} - {"llmtrain"} <= sys.stdlib_module_names
+
+
+def test_the_agent_of_a_sync_is_read_by_a_python_of_2016():
+    """Its parts parse as Python 3.6 and import only the standard library and earlier parts."""
+    for number, name in enumerate(PARTS):
+        path = ROOT / f"sync/{name}.py"
+        ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 6))
+        ours = {item for item in imported(path) if item.startswith("llmtrain")}
+        assert ours <= {"llmtrain.sync", *(f"llmtrain.sync.{part}" for part in PARTS[:number])}
+        assert {item.split(".")[0] for item in imported(path)} - {"llmtrain"} <= sys.stdlib_module_names

@@ -14,6 +14,8 @@ import typer
 
 from llmtrain import __version__
 from llmtrain.cli_check import register as register_check
+from llmtrain.cli_plan import register as register_plan
+from llmtrain.cli_sync import register as register_sync
 from llmtrain.errors import ExitCode, LlmtrainError, UsageError
 
 if TYPE_CHECKING:
@@ -190,6 +192,8 @@ def _finish(document: dict[str, Any] | None, code: int) -> NoReturn:
 
 
 register_check(app)
+register_sync(app)
+register_plan(app)
 
 
 def main() -> None:

@@ -132,6 +132,7 @@ def unfit(launch_lab):
         hosts="node1 node2 node3 10.77.0.1",
         run=RUN_FILE + PER_HOST,
     )
+    lab.run("node3", ["rm", "-rf", "/root/model"])  # another test may have brought it
     lab.run("node3", ["mkdir", "-p", "/root/model"])
     lab.write("node3", "/root/model/config.json", '{"other": true}')
     lab.disk("node3", "/root/.llmtrain", 100)

@@ -55,7 +55,7 @@ def test_a_txt_file_is_one_document_per_paragraph(tmp_path):
         (b"PAR1\x15", 1, "this is a parquet file", "parquet"),
     ],
 )
-def test_bytes_that_are_not_plain_utf8_are_named(tmp_path, suffix, raw, line, error, fix):  # noqa: PLR0917 - a table
+def test_bytes_that_are_not_plain_utf8_are_named(tmp_path, suffix, raw, line, error, fix):
     """Encodings and formats that hide behind a wrong name are recognised by their bytes."""
     path = tmp_path / f"data{suffix}"
     path.write_bytes(raw)
