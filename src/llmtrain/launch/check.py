@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmtrain.cluster.checks.bringup import judge_bringup
 from llmtrain.cluster.checks.links import judge_links
 from llmtrain.cluster.doctor import judge
 from llmtrain.cluster.findings import CHECKS, Finding, sort_findings, unreachable
@@ -20,6 +21,7 @@ from llmtrain.cluster.probes import Facts, examine, read_tree
 from llmtrain.errors import DiskError, ExitCode, HostError, LlmtrainError, UsageError
 from llmtrain.launch.asking import facts_request, needs_of, wanted_network
 from llmtrain.launch.between import PEER_CHECKS, Between, examine_between, measure_links
+from llmtrain.launch.bringup import Told, bring_up, sweep_of
 from llmtrain.launch.job import Job, Selection, is_local, python_on, read_job
 from llmtrain.launch.warm import warm_hosts
 from llmtrain.spec.dataset import read_dataset
@@ -90,6 +92,8 @@ class CheckReport:
     """The network ranks would use."""
     pairs: tuple[PairResult, ...] = ()
     """What was measured between hosts."""
+    sweep: tuple[Mapping[str, Any], ...] = ()
+    """Collectives over all ranks: op, bytes, seconds, algbw and busbw in GB/s."""
     new_keys: Mapping[str, str] = field(default_factory=dict)
     """Host -> line for known_hosts, where the key is unknown and nothing else is known about the host."""
     needs: Needs = field(default_factory=Needs)
@@ -166,6 +170,7 @@ def _examine(subject: Subject, scope: Scope, fleet: Fleet, opened: HostResults[T
     findings = [*unreachable(opened.failed), *unreachable(answered.failed)]
     network = None
     pairs: list[PairResult] = []
+    sweep: list[dict[str, Any]] = []
     needs = Needs(trees=here)
     if facts:
         needs = needs_of(subject.job, facts, here) if subject.job else Needs(trees=here)
@@ -177,6 +182,9 @@ def _examine(subject: Subject, scope: Scope, fleet: Fleet, opened: HostResults[T
         if scope.links and len(hosts.links) > 1:
             pairs = measure_links(Fleet({name: fleet[name] for name in facts}), hosts, tell)
             findings += judge_links(pairs)
+            told = _bring_up(subject, fleet, hosts, needs, tell)
+            findings += judge_bringup(told, cuda=_has_gpus(hosts, needs))
+            sweep = sweep_of(told)
     kept = sort_findings(finding for finding in findings if finding.check in scope.checks)
     return CheckReport(
         hosts=subject.cluster.names,
@@ -184,6 +192,7 @@ def _examine(subject: Subject, scope: Scope, fleet: Fleet, opened: HostResults[T
         facts=facts,
         network=network,
         pairs=tuple(pairs),
+        sweep=tuple(sweep),
         new_keys={name: line for name, error in opened.failed.items() if (line := getattr(error, "new_key", None))},
         needs=needs,
     )
@@ -225,6 +234,18 @@ def _between(subject: Subject, scope: Scope, fleet: Fleet, hosts: Between) -> li
     if subject.local or not scope.checks & (PEER_CHECKS | {"ssh-agree"}):
         return []
     return examine_between(Fleet({name: fleet[name] for name in hosts.facts}), hosts, scope.checks, use_passes=False)
+
+
+def _has_gpus(hosts: Between, needs: Needs) -> bool:
+    return needs.cuda or all(item.accelerators for item in hosts.facts.values())
+
+
+def _bring_up(subject: Subject, fleet: Fleet, hosts: Between, needs: Needs, tell: Tell) -> Told:
+    """Only with all hosts: ranks would wait for the others."""
+    if set(hosts.links) != set(subject.cluster.names):
+        return {}
+    tell("stage", {"text": "bringing up torch.distributed"})
+    return bring_up(fleet, subject.cluster, hosts, cuda=_has_gpus(hosts, needs))
 
 
 def warm(subject: Subject, report: CheckReport, cold: Mapping[str, Sequence[str]]) -> None:

@@ -93,6 +93,11 @@ class Checking:
         if not quiet:
             _show_parity(console, parity(list(report.facts.values())), report.hosts)
             show_matrix(console, report.pairs, report.hosts)
+            for one in report.sweep:
+                text = (
+                    f"{one['op']:<11}{one['bytes']:>9} bytes  algbw {one['algbw']:.3f}  busbw {one['busbw']:.3f} GB/s"
+                )
+                console.print(text, markup=False)
             for line in lines:
                 _show_line(console, line)
         levels = [line.finding.level for line in lines]
@@ -157,6 +162,7 @@ def check_json(report: CheckReport) -> dict[str, Any]:
             for name, item in report.facts.items()
         },
         "links": [asdict(one) for one in report.pairs],
+        "collectives": [dict(one) for one in report.sweep],
     }
 
 
