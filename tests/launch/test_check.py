@@ -186,6 +186,7 @@ def test_links_are_measured_within_a_tenth_and_slow_and_lossy_ones_named(lab):
     assert set(saw) == {"node2", "node4"}
     assert "Mbit/s at best" in saw["node2"]
     assert "packets lost" in saw["node4"]
+    assert {one["op"] for one in document["collectives"]} == {"all_reduce", "all_gather"}
     assert lab.read("head", "/root/links.html").count("<td") == 16
 
 

@@ -16,6 +16,7 @@ from typing import Any
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 """Bytes of the buffers in the sweep."""
 REPEATS = 3
+LONG_S = 0.2
 
 
 def bring_up(request: dict[str, Any]) -> None:
@@ -87,8 +88,22 @@ def _rank(request: dict[str, Any], rank: int, local: int, tell: Any) -> None:
         dist.all_reduce(torch.ones(1, device=device), group=group)
         torch.cuda.synchronize()
         tell("nccl")
-    sweep = [_time(op, size, world, device, group) for op in ("all_reduce", "all_gather") for size in SIZES]
-    tell("sweep", sweep=sweep)
+    tell("sweep", sweep=[one for op in ("all_reduce", "all_gather") for one in _sweep(op, world, device, group)])
+
+
+def _sweep(op: str, world: int, device: Any, group: Any) -> list[dict[str, Any]]:
+    """Growing buffers, until one takes long: all ranks stop at the same size."""
+    import torch
+    import torch.distributed as dist
+
+    found = []
+    for size in SIZES:
+        found.append(_time(op, size, world, device, group))
+        slowest = torch.tensor([found[-1]["seconds"]])
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        if slowest.item() > LONG_S:
+            break
+    return found
 
 
 def _time(op: str, size: int, world: int, device: Any, group: Any) -> dict[str, Any]:
