@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.cluster.hosts import make_facts
 
-from llmtrain.cluster.checks.bringup import STAGES, judge_bringup
+from llmtrain.cluster.checks.bringup import STAGES, judge_bringup, judge_transport
+from llmtrain.cluster.details import Details
 
 
 def told(*stages, error=None):
@@ -36,3 +38,17 @@ def test_a_sweep_that_is_not_finished_only_warns():
     """A network that is too slow for the sweep is not a network that does not work."""
     (finding,) = judge_bringup({"a": {0: told(*CPU)}, "b": {1: told(*CPU[:-1])}}, cuda=False)
     assert (finding.host, finding.level) == ("b", "warn")
+
+
+def test_sockets_beside_an_active_adapter_are_a_failure():
+    """NCCL on sockets fails where InfiniBand is active, and is fine where there is none or it is used."""
+    port = {"device": "mlx5_0", "port": "1", "state": "4: ACTIVE"}
+    rich = {name: make_facts(name, details=Details(infiniband=(port,))) for name in "ab"}
+    poor = {name: make_facts(name) for name in "ab"}
+    sockets, verbs = (
+        {"stage": "nccl", "log": [f"h:1 [0] NCCL INFO Using network {name}\n"]} for name in ("Socket", "IB")
+    )
+    assert judge_transport(poor, {"a": {0: [sockets]}, "b": {1: [sockets]}}) == []
+    assert judge_transport(rich, {"a": {0: [verbs]}, "b": {1: [verbs]}}) == []
+    found = judge_transport(rich, {"a": {0: [sockets]}, "b": {1: [verbs]}})
+    assert [(one.host, one.level) for one in found] == [("a", "fail")]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.cluster.checks.bringup import judge_bringup
+from llmtrain.cluster.checks.bringup import judge_bringup, judge_transport
 from llmtrain.cluster.checks.links import judge_links
 from llmtrain.cluster.doctor import judge
 from llmtrain.cluster.findings import CHECKS, Finding, sort_findings, unreachable
@@ -184,6 +184,7 @@ def _examine(subject: Subject, scope: Scope, fleet: Fleet, opened: HostResults[T
             findings += judge_links(pairs)
             told = _bring_up(subject, fleet, hosts, needs, tell)
             findings += judge_bringup(told, cuda=_has_gpus(hosts, needs))
+            findings += judge_transport(facts, told)
             sweep = sweep_of(told)
     kept = sort_findings(finding for finding in findings if finding.check in scope.checks)
     return CheckReport(

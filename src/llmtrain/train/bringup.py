@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import time
 from datetime import timedelta
 from typing import Any
@@ -64,6 +65,8 @@ def _collect(pid: int, pipe: int, deadline: float) -> list[dict[str, Any]]:
 
 def _rank(request: dict[str, Any], rank: int, local: int, tell: Any) -> None:
     os.environ.update(request["env"])
+    log = tempfile.mkstemp(prefix="llmtrain-nccl-")[1]
+    os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=log)
     import torch
     import torch.distributed as dist
 
@@ -87,7 +90,8 @@ def _rank(request: dict[str, Any], rank: int, local: int, tell: Any) -> None:
         group = dist.new_group(list(range(world)), backend="nccl", timeout=limit)
         dist.all_reduce(torch.ones(1, device=device), group=group)
         torch.cuda.synchronize()
-        tell("nccl")
+        tell("nccl", log=[line for line in open(log, errors="replace") if "network" in line or "NET/" in line][:50])
+    os.unlink(log)
     tell("sweep", sweep=[one for op in ("all_reduce", "all_gather") for one in _sweep(op, world, device, group)])
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.cluster.findings import Finding
+from llmtrain.cluster.nvidia import parse_transport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from llmtrain.cluster.probes import Facts
 
 STAGES = ("import", "rendezvous", "gloo", "nccl-host", "nccl", "sweep")
 """In the order in which all ranks pass them."""
@@ -57,3 +60,26 @@ def _finding(host: str, stage: str, behind: Sequence[int], ranks: Mapping[int, S
         wanted=f"all ranks pass {', '.join(STAGES)}",
         fix=ADVICE[stage].replace("{python}", f"ssh -- {host} python"),
     )
+
+
+def judge_transport(
+    facts: Mapping[str, Facts], told: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]]
+) -> list[Finding]:
+    """Hosts with active InfiniBand or RoCE ports over which NCCL went by sockets all the same."""
+    findings = []
+    for host, ranks in told.items():
+        logs = ["".join(one["log"]) for lines in ranks.values() for one in lines if one.get("log")]
+        by_socket = any(parse_transport(log) == "Socket" for log in logs)
+        ports = [port["device"] for port in facts[host].details.infiniband if "ACTIVE" in port.get("state", "")]
+        if by_socket and ports and len(told) > 1:
+            findings.append(
+                Finding(
+                    host=host,
+                    check="transport",
+                    level="fail",
+                    saw=f"NCCL uses sockets, although {', '.join(ports)} {'is' if len(ports) == 1 else 'are'} active",
+                    wanted="InfiniBand or RoCE: many times faster",
+                    fix=f"take NCCL_IB_DISABLE and NCCL_NET out of env; ssh -- {host} 'ls /dev/infiniband; ulimit -l'",
+                )
+            )
+    return findings

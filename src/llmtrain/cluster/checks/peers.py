@@ -50,7 +50,7 @@ def judge_ports(links: Mapping[str, Link], sights: Mapping[str, Sight]) -> list[
             host=peer,
             check="ports",
             level="fail",
-            saw=f"{_who(list(whys), tried[peer])} cannot reach an open port of {peer} at {links[peer].address}: "
+            saw=f"{_who(list(whys), tried[peer])} an open port of {peer} at {links[peer].address}: "
             f"{next(iter(whys.values()))}",
             wanted="every host reaches every port of every other: ranks choose ports as they go",
             fix=f"ssh -- {peer} iptables -I INPUT -i {links[peer].interface} -s {_range(links)} -j ACCEPT",
@@ -61,8 +61,8 @@ def judge_ports(links: Mapping[str, Link], sights: Mapping[str, Sight]) -> list[
 
 def _who(hosts: list[str], tried: list[str]) -> str:
     if len(hosts) > 1 and len(hosts) == len(tried):
-        return "no other host"
-    return " and ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
+        return "no other host reaches"
+    return " and ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "") + " cannot reach"
 
 
 def _range(links: Mapping[str, Link]) -> str:
