@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from llmtrain import __version__
+from llmtrain.commands.program import WithProgram, before_program, read_program
 from llmtrain.errors import ExitCode, LlmtrainError, UsageError
 
 if TYPE_CHECKING:
@@ -64,8 +65,9 @@ def _root(
     """Fine-tune a causal language model over bare SSH hosts with one command."""
 
 
-@app.command()
+@app.command(cls=WithProgram)
 def launch(
+    context: typer.Context,
     run_file: RunFile = None,
     hosts: Hosts = None,
     config: Config = None,
@@ -80,10 +82,16 @@ def launch(
     sets: Sets = None,
     envs: Envs = None,
     env_file: EnvFile = None,
+    launcher: Annotated[
+        str | None, typer.Option("--launcher", metavar="auto|pdsh|ssh", help="How the ranks are started.")
+    ] = None,
+    code: Annotated[
+        str | None, typer.Option("--code", metavar="DIR", help="Code sent with a script of yours; its folder.")
+    ] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fine-tune a model over the hosts of a hostfile."""
+    """Fine-tune a model over the hosts of a hostfile, or run a script of yours there: launch ... -- train.py ARGS."""
     from llmtrain.launch.job import Selection
     from llmtrain.launch.run import launch as run_launch
     from llmtrain.launch.verdict import Outcome
@@ -94,10 +102,12 @@ def launch(
     selection = Selection(
         include=include, exclude=exclude, num_hosts=num_hosts, master_addr=master_addr, master_port=master_port
     )
+    options["launcher"] = ("--launcher", launcher)
     spec = _read(run_file, options, sets, envs)
+    script = read_program(context, code)
     live = Live()
     try:
-        result = run_launch(spec, selection, live.tell, dry_run=dry_run)
+        result = run_launch(spec, selection, live.tell, dry_run=dry_run, script=script)
     finally:
         live.close()
     if isinstance(result, Outcome):
@@ -197,7 +207,7 @@ def _fail(error: LlmtrainError) -> int:
     from llmtrain.report.errors import error_json, show_error
 
     show_error(error)
-    if "--json" in sys.argv:
+    if "--json" in before_program(sys.argv):
         sys.stdout.write(json.dumps(error_json(error), indent=2) + "\n")
     return int(error.exit_code)
 

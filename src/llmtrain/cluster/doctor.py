@@ -50,6 +50,8 @@ class Needs:
     """Path -> digest of the tree here that hosts must have or lack, see :func:`hostfacts.tree_digest`."""
     free_bytes: int = MIN_FREE_BYTES
     """Free space wanted in the working folder of every host."""
+    packages: tuple[str, ...] = NEEDED
+    """Packages the ranks import."""
 
 
 def judge(cluster: Cluster, facts: Mapping[str, Facts], needs: Needs) -> list[Finding]:
@@ -57,7 +59,7 @@ def judge(cluster: Cluster, facts: Mapping[str, Facts], needs: Needs) -> list[Fi
     items = [facts[name] for name in cluster.names if name in facts]
     findings = [
         *_identity(items),
-        *_software(items),
+        *_software(items, needs.packages),
         *_slots(cluster, facts),
         *_folders(items, needs),
         *_trees(items, needs),
@@ -80,10 +82,10 @@ def _identity(items: Sequence[Facts]) -> list[Finding]:
     ]
 
 
-def _software(items: Sequence[Facts]) -> list[Finding]:
+def _software(items: Sequence[Facts], needed: Sequence[str]) -> list[Finding]:
     findings = []
     for item in items:
-        missing = [name for name in NEEDED if item.packages.get(name) is None]
+        missing = [name for name in needed if item.packages.get(name) is None]
         if missing:
             findings.append(
                 Finding(
@@ -91,7 +93,7 @@ def _software(items: Sequence[Facts]) -> list[Finding]:
                     check="packages",
                     level="fail",
                     saw=f"{item.executable} lacks {', '.join(missing)}",
-                    wanted=", ".join(NEEDED),
+                    wanted=", ".join(needed),
                     fix=f"ssh -- {item.host} {item.executable} -m pip install {' '.join(missing)}",
                 )
             )

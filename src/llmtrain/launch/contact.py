@@ -74,7 +74,7 @@ def examine_hosts(job: Job, fleet: Fleet) -> Contact:
     results = examine(fleet, {name: _request(job, name) for name in job.cluster.names})
     findings = [
         *unreachable(results.failed),
-        *judge(job.cluster, results.good, Needs(trees=trees, free_bytes=_space(job))),
+        *judge(job.cluster, results.good, _needs(job, trees)),
     ]
     refuse_failures(findings)
     facts = {name: results.good[name] for name in job.cluster.names}
@@ -99,9 +99,17 @@ def _request(job: Job, name: str) -> FactsRequest:
     )
 
 
+def _needs(job: Job, trees: Mapping[str, Mapping[str, Any]]) -> Needs:
+    if job.script is not None:
+        # What else it imports is between the user's program and its environment.
+        return Needs(trees=trees, free_bytes=_space(job), packages=("torch", "deepspeed"))
+    return Needs(trees=trees, free_bytes=_space(job))
+
+
 def _space(job: Job) -> int:
     """The tuned model, and what is copied where it is missing, with a little room."""
-    return 2 * job.model.weight_bytes + job.data.bytes + (256 << 20)
+    model = job.model.weight_bytes if job.model else 0
+    return 2 * model + (job.data.bytes if job.data else 0) + (job.code.bytes if job.code else 0) + (256 << 20)
 
 
 def _wanted_network(job: Job, name: str) -> str | None:

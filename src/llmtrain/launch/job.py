@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmtrain.errors import InputFileError, UsageError
+from llmtrain.spec.codetree import CodeTree, read_code
 from llmtrain.spec.dataset import DataReport, read_dataset
 from llmtrain.spec.hostfile import Cluster, is_loopback_name, read_hostfile, select
 from llmtrain.spec.modelinfo import ModelInfo, read_model
@@ -18,6 +19,7 @@ from llmtrain.spec.yamlfile import read_text
 
 if TYPE_CHECKING:
     from llmtrain.spec.runspec import RunSpec
+    from llmtrain.spec.script import Script
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,21 +50,26 @@ class Job:
     """Options about hosts."""
     preset: Layer
     """DeepSpeed keys of ``--config``."""
-    model: ModelInfo
-    """The model on the head."""
-    data: DataReport
-    """The data on the head."""
+    model: ModelInfo | None
+    """The model on the head; only a user's program goes without."""
+    data: DataReport | None
+    """The data on the head; None where a user's program reads them, in a form of its own or none."""
     template_text: str | None
     """Chat template read from the user's file."""
     local: bool
     """The only host is this machine: no SSH is needed."""
+    script: Script | None = None
+    """A program of the user's that runs instead of our fine-tune."""
+    code: CodeTree | None = None
+    """Its files."""
 
     @property
     def trees(self) -> tuple[str, ...]:
         """Paths every host must have."""
         held_out = self.spec.data.eval
-        paths = [str(self.model.path), self.data.path]
-        return (*paths, held_out) if isinstance(held_out, str) else tuple(paths)
+        paths = [str(self.model.path) if self.model else None, self.spec.data.path]
+        paths.append(held_out if isinstance(held_out, str) else None)
+        return tuple(path for path in paths if path is not None)
 
     def python_on(self, host: str) -> str:
         """The interpreter on a host."""
@@ -79,8 +86,10 @@ def python_on(spec: RunSpec, host: str) -> str:
     return spec.python or sys.executable
 
 
-def read_job(spec: RunSpec, selection: Selection) -> Job:
+def read_job(spec: RunSpec, selection: Selection, script: Script | None = None) -> Job:
     """Read hostfile, preset, model and data.
+
+    A user's program needs neither model nor data; both are sent to the hosts if they are given.
 
     Raises:
         UsageError: something needed is missing.
@@ -88,19 +97,19 @@ def read_job(spec: RunSpec, selection: Selection) -> Job:
     """
     hosts = _need(spec.hosts, "--hosts HOSTFILE", "hosts")
     config = _need(spec.config, "--config PRESET_OR_FILE", "config")
-    model_path = _need(spec.model.path, "--model DIR", "model.path")
-    data_path = _need(spec.data.path, "--data PATH", "data.path")
-    _refuse_unproven(spec)
+    if script is None:
+        _need(spec.model.path, "--model DIR", "model.path")
+        _need(spec.data.path, "--data PATH", "data.path")
+        _refuse_unproven(spec)
     cluster = select(
         read_hostfile(hosts), include=selection.include, exclude=selection.exclude, num_hosts=selection.num_hosts
     )
     _check_per_host(spec, cluster)
     preset = read_config(config)
-    model = read_model(model_path)
-    data = read_dataset(data_path, format=spec.data.format)
-    held_out = spec.data.eval
-    if isinstance(held_out, str):
-        read_dataset(held_out, format=data.format)
+    model = read_model(spec.model.path) if spec.model.path else None
+    data = _read_data(spec) if script is None else None
+    if script is not None and spec.data.path and not Path(spec.data.path).exists():
+        raise InputFileError("the data does not exist", where=spec.data.path, fix="correct --data")
     return Job(
         spec=spec,
         cluster=cluster,
@@ -110,7 +119,17 @@ def read_job(spec: RunSpec, selection: Selection) -> Job:
         data=data,
         template_text=_template_text(spec),
         local=is_local(cluster),
+        script=script,
+        code=read_code(script.code) if script and script.code else None,
     )
+
+
+def _read_data(spec: RunSpec) -> DataReport:
+    path, held_out = spec.data.path or "", spec.data.eval
+    data = read_dataset(path, format=spec.data.format)
+    if isinstance(held_out, str):
+        read_dataset(held_out, format=data.format)
+    return data
 
 
 def _need(value: str | None, option: str, key: str) -> str:

@@ -165,6 +165,8 @@ class RunSpec(Part):
     """Prefix of a conda or virtual environment on the hosts; its ``bin/python`` is used."""
     setup: tuple[str, ...] = ()
     """Shell lines run on every host before the ranks, such as ``module load cuda``."""
+    launcher: Literal["auto", "pdsh", "ssh"] = "auto"
+    """``pdsh`` is DeepSpeed's own way; ``ssh`` starts its launcher on each host; ``auto`` is ``ssh`` without pdsh."""
     network: str | None = None
     """Subnet (CIDR) or interface for the traffic of the ranks."""
     ports: str | None = None

@@ -91,6 +91,20 @@ class TrainingPart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScriptPart:
+    """A program of the user's own."""
+
+    kind: str
+    """``file``, ``module`` or ``console``."""
+    target: str
+    """Absolute path of the file, name of the module, or name of the command."""
+    args: tuple[str, ...]
+    """Its arguments, with every path filled in."""
+    cwd: str
+    """Absolute path of the folder it runs in."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankRun:
     """Everything that a rank knows about its run."""
 
@@ -105,7 +119,9 @@ class RankRun:
     ranks: tuple[int, ...]
     """The ranks on this host."""
     task: str
-    """``finetune``."""
+    """``finetune`` or ``script``."""
+    script: ScriptPart | None
+    """The user's program, for the task ``script``; model and data have empty paths where it was given none."""
     model: ModelPart
     """The model."""
     data: DataPart
@@ -170,8 +186,15 @@ def _parse_run(document: dict[str, Any]) -> RankRun:
         "data": _part(DataPart, _take(document, "data", ""), "data."),
         "batch": _part(BatchPart, batch, "batch."),
         "training": _part(TrainingPart, _take(document, "training", ""), "training."),
+        "script": _script(document.get("script")),
     }
     return _part(RankRun, values, "")
+
+
+def _script(values: dict[str, Any] | None) -> ScriptPart | None:
+    if values is None:
+        return None
+    return _part(ScriptPart, {**values, "args": tuple(_take(values, "args", "script."))}, "script.")
 
 
 def _part(kind: type[_Part], values: dict[str, Any], prefix: str) -> _Part:

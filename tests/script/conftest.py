@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from tests.lab.fixtures import default_shares, healthy_labs, lab_factory, lab_options
+from tests.lab.model import LabOptions
+
+__all__ = ["healthy_labs", "lab_factory", "lab_options"]
+
+ROOT = Path(__file__).parents[2]
+OPCACHE = Path(os.environ.get("LLMTRAIN_TEST_OPCACHE", Path.home() / ".cache/llmtrain-test/ops"))
+SETUP = "import sys; sys.argv[0] = 'llmtrain'; from llmtrain.cli import main; main()"
+
+
+@dataclass(frozen=True)
+class Done:
+    """One `llmtrain` that has ended."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+    """Its working folder, as this machine sees it."""
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+    @property
+    def run(self) -> Path:
+        """The newest run folder."""
+        return max(self.folder.glob("runs/*"), key=lambda path: path.stat().st_mtime)
+
+    def log(self, host: str, rank: int) -> str:
+        return (self.run / "logs" / f"{host}-{rank}.log").read_text(errors="surrogateescape")
+
+
+class ScriptLab:
+    """A head and two nodes, a tiny model at /root/model and a question file at /root/data.jsonl on the head."""
+
+    def __init__(self, lab):
+        self.lab = lab
+        self.head = lab.state.disk("head")
+
+    def folder(self, path: str, files: dict[str, str | Path]) -> str:
+        """A working folder on the head with a hostfile of both nodes."""
+        base = self.head / path.lstrip("/")
+        base.mkdir(parents=True)
+        (base / "hostfile").write_text("node1 slots=1\nnode2 slots=1\n")
+        for name, text in files.items():
+            (base / name).parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(text, Path):
+                shutil.copy(text, base / name)
+            else:
+                (base / name).write_text(text)
+        return path
+
+    def llmtrain(self, folder: str, *argv: str, env: dict[str, str] | None = None, timeout: float = 150) -> Done:
+        """Run `llmtrain ARGV` in a folder of the head."""
+        environ = {"PYTHONPATH": str(ROOT / "src"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        environ |= env or {}
+        begun = time.monotonic()
+        done = self.lab.run(
+            "head", [sys.executable, "-c", SETUP, *argv], cwd=folder, env=environ, timeout=timeout, check=False
+        )
+        print(f"llmtrain {argv[0]}: {time.monotonic() - begun:.1f} s\n{done.stderr[-6000:]}")
+        return Done(done.returncode, done.stdout, done.stderr, self.head / folder.lstrip("/"))
+
+
+@pytest.fixture(scope="session")
+def script_lab(lab_factory, tmp_path_factory):
+    """One lab for all tests here."""
+    from llmtrain.train.tinymodel import write_tiny_model
+
+    versions = f"py{platform.python_version()}-{version('torch')}-{version('deepspeed')}"
+    copies = ((str(OPCACHE), f"/root/.llmtrain/ops/{versions}"),) if OPCACHE.is_dir() else ()
+    lab = lab_factory(2, LabOptions(shares=default_shares(), private_copies=copies))
+    bench = ScriptLab(lab)
+    write_tiny_model(bench.head / "root/model")
+    shutil.copy(ROOT / "examples/data/multihost-qa.jsonl", bench.head / "root/data.jsonl")
+    return bench
