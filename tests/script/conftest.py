@@ -18,7 +18,7 @@ __all__ = ["healthy_labs", "lab_factory", "lab_options"]
 
 ROOT = Path(__file__).parents[2]
 OPCACHE = Path(os.environ.get("LLMTRAIN_TEST_OPCACHE", Path.home() / ".cache/llmtrain-test/ops"))
-SETUP = "import sys; sys.argv[0] = 'llmtrain'; from llmtrain.cli import main; main()"
+LLMTRAIN = str(Path(sys.executable).with_name("llmtrain"))
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,11 @@ class ScriptLab:
 
     def llmtrain(self, folder: str, *argv: str, env: dict[str, str] | None = None, timeout: float = 150) -> Done:
         """Run `llmtrain ARGV` in a folder of the head."""
-        environ = {"PYTHONPATH": str(ROOT / "src"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        environ |= env or {}
         begun = time.monotonic()
         done = self.lab.run(
-            "head", [sys.executable, "-c", SETUP, *argv], cwd=folder, env=environ, timeout=timeout, check=False
+            "head", [LLMTRAIN, *argv], cwd=folder, env=env, timeout=timeout, check=False
         )
-        print(f"llmtrain {argv[0]}: {time.monotonic() - begun:.1f} s\n{done.stderr[-6000:]}")
+        sys.stderr.write(f"llmtrain {argv[0]}: {time.monotonic() - begun:.1f} s\n{done.stderr[-6000:]}\n")
         return Done(done.returncode, done.stdout, done.stderr, self.head / folder.lstrip("/"))
 
 

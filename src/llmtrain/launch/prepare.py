@@ -199,6 +199,7 @@ def _render(job: Job, contact: Contact, run_id: str) -> Rendered:
         checkpoint_local_storage=len(job.cluster.hosts) > 1,
         nvme_subfolder=run_id,
         own_script=job.script is not None,
+        reads_resolved=job.script is not None and job.script.uses("ds_config_resolved"),
         max_steps=spec.training.max_steps,
     )
     return render_deepspeed(job.preset, overrides_layer(spec.deepspeed), model=job.model, wanted=wanted)

@@ -25,7 +25,7 @@ PHASES = {
     "data": "preparing the data",
     "save": "saving the model",
     "eval": "evaluating",
-    "script": "running",
+    "script": "running the script",
 }
 
 

@@ -61,6 +61,8 @@ class Wanted:
     """Whether each host keeps its part of a checkpoint on a disk of its own."""
     own_script: bool = False
     """Whether a program of the user's reads the result: it may need a scheduler, and an optimizer it does not make."""
+    reads_resolved: bool = False
+    """Whether that program reads ``config``; one that reads ``template`` fills what is open itself."""
     max_steps: int | None = None
     """Optimizer steps, where the run says so; only a scheduler asks."""
     nvme_subfolder: str | None = None

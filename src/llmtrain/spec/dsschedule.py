@@ -34,6 +34,9 @@ def fill_scheduler(draft: Draft, wanted: Wanted) -> None:
     for key, value in steps.items():
         if draft.get(*params, key) != "auto":
             continue
+        if value is None and not wanted.reads_resolved:
+            draft.drop(("scheduler",), "not in the resolved text: only the script knows the number of steps")
+            return
         if value is None:
             raise InputFileError(
                 f"scheduler.params.{key} is auto, and only the script knows the number of steps",
