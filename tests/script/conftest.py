@@ -1,23 +1,14 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import shutil
 import sys
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from tests.lab.fixtures import default_shares, healthy_labs, lab_factory, lab_options
-from tests.lab.model import LabOptions
 
-__all__ = ["healthy_labs", "lab_factory", "lab_options"]
-
-ROOT = Path(__file__).parents[2]
-OPCACHE = Path(os.environ.get("LLMTRAIN_TEST_OPCACHE", Path.home() / ".cache/llmtrain-test/ops"))
 LLMTRAIN = str(Path(sys.executable).with_name("llmtrain"))
 
 
@@ -67,22 +58,12 @@ class ScriptLab:
     def llmtrain(self, folder: str, *argv: str, env: dict[str, str] | None = None, timeout: float = 150) -> Done:
         """Run `llmtrain ARGV` in a folder of the head."""
         begun = time.monotonic()
-        done = self.lab.run(
-            "head", [LLMTRAIN, *argv], cwd=folder, env=env, timeout=timeout, check=False
-        )
+        done = self.lab.run("head", [LLMTRAIN, *argv], cwd=folder, env=env, timeout=timeout, check=False)
         sys.stderr.write(f"llmtrain {argv[0]}: {time.monotonic() - begun:.1f} s\n{done.stderr[-6000:]}\n")
         return Done(done.returncode, done.stdout, done.stderr, self.head / folder.lstrip("/"))
 
 
 @pytest.fixture(scope="session")
-def script_lab(lab_factory, tmp_path_factory):
-    """One lab for all tests here."""
-    from llmtrain.train.tinymodel import write_tiny_model
-
-    versions = f"py{platform.python_version()}-{version('torch')}-{version('deepspeed')}"
-    copies = ((str(OPCACHE), f"/root/.llmtrain/ops/{versions}"),) if OPCACHE.is_dir() else ()
-    lab = lab_factory(2, LabOptions(shares=default_shares(), private_copies=copies))
-    bench = ScriptLab(lab)
-    write_tiny_model(bench.head / "root/model")
-    shutil.copy(ROOT / "examples/data/multihost-qa.jsonl", bench.head / "root/data.jsonl")
-    return bench
+def script_lab(launch_lab):
+    """The lab of the launch tests; two of its nodes are used."""
+    return ScriptLab(launch_lab.lab)

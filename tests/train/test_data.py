@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 
 import pytest
@@ -15,6 +17,7 @@ from llmtrain.train.tinymodel import make_tokenizer
 
 def prepare(tmp_path, rows, *, world=1, **part):
     """Tokenize rows (texts or (question, answer) pairs) as a run would; returns the run and its data."""
+    tmp_path.mkdir(exist_ok=True)
     path = tmp_path / "rows.jsonl"
     chat = not isinstance(rows[0], str)
     with path.open("w") as file:
@@ -27,7 +30,8 @@ def prepare(tmp_path, rows, *, world=1, **part):
     template = choose_template(run.data.chat_template, tokenizer) if chat else None
     if template:
         tokenizer.chat_template = template.text
-    write_tokenized(run, tokenizer, template, tick=lambda: None)
+    for block in run.ranks:
+        write_tokenized(run, block, tokenizer, template, tick=lambda: None)
     return run, read_training_data(run)
 
 
@@ -54,14 +58,23 @@ def test_nothing_left(tmp_path):
     assert "max_length" in caught.value.fix
 
 
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_rows_do_not_depend_on_the_ranks(tmp_path, world):
+    """However many ranks of a host share the work, even more than examples, rows and counts are the same."""
+    rows = [("q" * 30, "gone"), ("a", "one"), ("b", "two"), ("c", "three")]
+    _, alone = prepare(tmp_path / "alone", rows, max_length=40)
+    _, shared = prepare(tmp_path / "shared", rows, max_length=40, world=world)
+    assert shared.train[:] == alone.train[:]
+    changed = {"path": alone.facts.path}
+    assert dataclasses.replace(shared.facts, **changed) == alone.facts
+
+
 def test_facts_on_disk(tmp_path):
     """Digest and stop tokens are noted beside the rows."""
-    import hashlib
-
     run, data = prepare(tmp_path, [("a", "b")])
     assert data.facts.digest_sha256 == hashlib.sha256((tmp_path / "rows.jsonl").read_bytes()).hexdigest()
     assert data.facts.stop_tokens == (make_tokenizer().eos_token_id,)
-    assert sorted(path.name for path in cache_dir(run).iterdir()) == ["train.arrow", "train.json"]
+    assert sorted(path.name for path in cache_dir(run).iterdir()) == ["train-0.arrow", "train-0.json"]
 
 
 def test_plain_text(tmp_path):

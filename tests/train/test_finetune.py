@@ -22,7 +22,12 @@ def two_ranks(tmp_path_factory, tiny_model, chat_file):
 
     saved = root / "zero3" / "checkpoints" / "step-000002"
     refusing = root / "refusing.jinja"
-    refusing.write_text("{{ raise_exception('not like this') }}")
+    # Rank 0 alone meets the first example; rank 1 tokenizes the second half of the file.
+    first = json.loads(chat_file.read_text().splitlines()[0])["messages"][0]["content"]
+    refusing.write_text(
+        "{% for m in messages %}{{ raise_exception('not like this') if m.content == '" + first + "' else m.content }}"
+        "{% endfor %}"
+    )
     files = [
         run("zero1", zero_part=zero(1)),
         run("zero2", zero_part=zero(2)),
@@ -123,7 +128,7 @@ def test_output_is_what_was_trained(two_ranks, name):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     run = two_ranks[0][name]
-    model, loading = AutoModelForCausalLM.from_pretrained(run.dir / "output", output_loading_info=True)
+    model, loading = AutoModelForCausalLM.from_pretrained(run.dir / "output", dtype="auto", output_loading_info=True)
     assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     dtype = torch.bfloat16 if name == "bf16" else torch.float32
     assert model.dtype == dtype
@@ -175,7 +180,7 @@ def test_metrics_end_with_a_summary(two_ranks):
     summary = run.metrics[-1]
     assert summary["final_loss"] == run.losses[-1]
     assert summary["step"] == 4
-    mean = run.read("cache/here/train.json")["tokens"] / 64
+    mean = sum(run.read(f"cache/here/train-{block}.json")["tokens"] for block in (0, 1)) / 64
     assert summary["tokens"] == pytest.approx(16 * mean, abs=16)
 
 
@@ -200,9 +205,9 @@ def test_loss_that_is_no_number(one_rank):
 
 
 def test_gradients_that_stay_infinite(one_rank):
-    """A run in which DeepSpeed only skips steps ends instead of running on for nothing."""
+    """A run in which DeepSpeed only skips steps (or, before 0.17, the loss is soon NaN) ends before its time."""
     run = one_rank[0]["stuck"]
-    assert run.done()["error"]["type"] == "NonFiniteGradientsError"
+    assert run.done()["error"]["type"] in {"NonFiniteGradientsError", "NonFiniteLossError"}
     assert run.done()["step"] < 20
 
 

@@ -77,6 +77,25 @@ def test_marked_template_token_by_token(tokenizer):
     assert encoded.stops
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_only_the_end_of_the_turn(tokenizer, inside):
+    """Where the next turn starts right after the end-of-turn token, its first token is not trained on."""
+    end = "<|im_end|>"
+    text = MARKED.replace("\n' }}{% endfor", "' }}{% endfor")
+    if inside:
+        text = text.replace(
+            "{{ message['content'] }}{% endgeneration", "{{ message['content'] + '<|im_end|>' }}{% endgeneration"
+        )
+        text = text.replace(
+            "{{ '<|im_end|>' }}{% endfor", "{{ '<|im_end|>' if message['role'] != 'assistant' }}{% endfor"
+        )
+    tokenizer.chat_template = text
+    table = show(tokenizer, encode_marked(tokenizer, TWO_TURNS))
+    at = table.index((end, "*"))
+    assert table[at - 1 : at + 2] == [("c", "*"), (end, "*"), S]
+    assert [mark for _, mark in table].count("*") == 5
+
+
 @pytest.mark.parametrize(
     "messages",
     [

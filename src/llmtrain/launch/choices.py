@@ -147,6 +147,7 @@ def rank_env(
         run_id: the mark that every process of the run carries.
     """
     versions = "-".join(str(facts.packages.get(name)) for name in ("torch", "deepspeed"))
+    ops = f"{facts.node_dir}/ops/py{facts.python}-{versions}"
     own = {
         **{name: value for name, value, _ in RANK_ENV},
         "LLMTRAIN_RUN_ID": run_id,
@@ -154,7 +155,9 @@ def rank_env(
         "NCCL_SOCKET_IFNAME": f"={interface}",
         "GLOO_SOCKET_IFNAME": interface,
         "OMP_NUM_THREADS": str(threads),
-        "TORCH_EXTENSIONS_DIR": f"{facts.node_dir}/ops/py{facts.python}-{versions}",
+        "TORCH_EXTENSIONS_DIR": ops,
+        # Else in /tmp, under a name that anybody on the host can take first.
+        "TORCHINDUCTOR_CACHE_DIR": f"{ops}/inductor",
     }
     if hardware.accelerator == "cpu":
         own["DS_ACCELERATOR"] = "cpu"

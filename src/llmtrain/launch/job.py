@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmtrain.errors import InputFileError, UsageError
+from llmtrain.launch.render import assume
 from llmtrain.spec.codetree import CodeTree, read_code
 from llmtrain.spec.dataset import DataReport, read_dataset
+from llmtrain.spec.dsconfig import render_deepspeed
 from llmtrain.spec.hostfile import Cluster, is_loopback_name, read_hostfile, select
 from llmtrain.spec.modelinfo import ModelInfo, read_model
-from llmtrain.spec.presets import Layer, read_config
+from llmtrain.spec.presets import Layer, overrides_layer, read_config
 from llmtrain.spec.yamlfile import read_text
 
 if TYPE_CHECKING:
@@ -107,6 +109,9 @@ def read_job(spec: RunSpec, selection: Selection, script: Script | None = None) 
     _check_per_host(spec, cluster)
     preset = read_config(config)
     model = read_model(spec.model.path) if spec.model.path else None
+    # Rendered again once the hosts have said what they are; a fault of the configuration need not wait for them.
+    wanted = assume(spec, cluster.world_size, script)
+    render_deepspeed(preset, overrides_layer(spec.deepspeed), model=model, wanted=wanted)
     data = _read_data(spec) if script is None else None
     if script is not None and spec.data.path and not Path(spec.data.path).exists():
         raise InputFileError("the data does not exist", where=spec.data.path, fix="correct --data")

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from llmtrain.cluster.doctor import missing_trees
 from llmtrain.cluster.sshconfig import render_ssh_config
 from llmtrain.errors import PreflightError
 from llmtrain.launch.choices import KEPT_ENV, choose_cores, rank_env
 from llmtrain.launch.command import NODE_RANK, choose_launcher, render_command, runner_env
 from llmtrain.launch.document import make_document
+from llmtrain.launch.render import assume
 from llmtrain.launch.rundir import HostDir, RunDir
-from llmtrain.spec.batch import BatchRequest
 from llmtrain.spec.choice import Choice
-from llmtrain.spec.dsconfig import Rendered, Wanted, render_deepspeed
+from llmtrain.spec.dsconfig import Rendered, render_deepspeed
 from llmtrain.spec.hostfile import render_hostfile
 from llmtrain.spec.presets import overrides_layer
 
@@ -78,6 +79,8 @@ class LaunchPlan:
     """Number of ranks."""
     hosts: tuple[HostPlan, ...]
     """In rank order."""
+    copies: tuple[tuple[str, str], ...]
+    """(host, path) of the model and data files that are missing there and are copied from here first."""
     run_dir: HostDir
     """The run folder's path that is valid on every host."""
     local: bool
@@ -163,6 +166,7 @@ def plan_launch(
         run_id=run_id,
         world_size=job.cluster.world_size,
         hosts=hosts,
+        copies=() if job.local else tuple(missing_trees(contact.facts, job.trees)),
         run_dir=run_dir,
         local=job.local,
         master_addr=address,
@@ -186,23 +190,14 @@ def plan_launch(
 
 
 def _render(job: Job, contact: Contact, run_id: str) -> Rendered:
-    spec = job.spec
-    batch = BatchRequest(global_=spec.batch.global_, micro=spec.batch.micro, accumulation=spec.batch.accumulation)
-    wanted = Wanted(
-        world_size=job.cluster.world_size,
-        batch=batch,
+    wanted = replace(
+        assume(job.spec, job.cluster.world_size, job.script),
         dtype=contact.hardware.dtype,
-        learning_rate=spec.training.learning_rate,
-        weight_decay=spec.training.weight_decay,
-        max_grad_norm=spec.training.max_grad_norm,
         accelerator=contact.hardware.accelerator,
         checkpoint_local_storage=len(job.cluster.hosts) > 1,
         nvme_subfolder=run_id,
-        own_script=job.script is not None,
-        reads_resolved=job.script is not None and job.script.uses("ds_config_resolved"),
-        max_steps=spec.training.max_steps,
     )
-    return render_deepspeed(job.preset, overrides_layer(spec.deepspeed), model=job.model, wanted=wanted)
+    return render_deepspeed(job.preset, overrides_layer(job.spec.deepspeed), model=job.model, wanted=wanted)
 
 
 def _scratch(rendered: Rendered) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from llmtrain.spec.presets import overrides_layer, read_config
 if TYPE_CHECKING:
     from llmtrain.launch.job import Selection
     from llmtrain.spec.runspec import RunSpec
+    from llmtrain.spec.script import Script
 
 
 def render(spec: RunSpec, selection: Selection) -> Rendered:
@@ -34,7 +35,15 @@ def render(spec: RunSpec, selection: Selection) -> Rendered:
             num_hosts=selection.num_hosts,
         )
         world_size = cluster.world_size
-    wanted = Wanted(
+    model = read_model(spec.model.path) if spec.model.path else None
+    return render_deepspeed(
+        read_config(spec.config), overrides_layer(spec.deepspeed), model=model, wanted=assume(spec, world_size)
+    )
+
+
+def assume(spec: RunSpec, world_size: int, script: Script | None = None) -> Wanted:
+    """What a run asks of DeepSpeed where no host has been asked yet."""
+    return Wanted(
         world_size=world_size,
         batch=BatchRequest(global_=spec.batch.global_, micro=spec.batch.micro, accumulation=spec.batch.accumulation),
         dtype="bf16" if spec.model.dtype == "auto" else spec.model.dtype,
@@ -42,6 +51,7 @@ def render(spec: RunSpec, selection: Selection) -> Rendered:
         weight_decay=spec.training.weight_decay,
         max_grad_norm=spec.training.max_grad_norm,
         accelerator=spec.env.get("DS_ACCELERATOR", "cuda"),
+        own_script=script is not None,
+        reads_resolved=script is not None and script.uses("ds_config_resolved"),
+        max_steps=spec.training.max_steps,
     )
-    model = read_model(spec.model.path) if spec.model.path else None
-    return render_deepspeed(read_config(spec.config), overrides_layer(spec.deepspeed), model=model, wanted=wanted)

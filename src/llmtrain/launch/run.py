@@ -177,12 +177,12 @@ def _write_failed_start(run_dir: RunDir, error: LlmtrainError) -> None:
 
 
 def _copy(ready: Prepared, fleet: Fleet, tell: Tell) -> None:
-    sizes = {path: tree_bytes(path) for path in ready.job.trees} if not ready.plan.local else {}
+    sizes = {path: tree_bytes(path) for _, path in ready.plan.copies}
 
     def progress(host: str, path: str, sent: int) -> None:
         tell("copy", {"host": host, "path": path, "sent": sent, "total": sizes[path]})
 
-    copy_missing(ready.plan, fleet, ready.contact.facts, ready.job.trees, progress)
+    copy_missing(ready.plan, fleet, progress)
 
 
 def _train(ready: Prepared, fleet: Fleet, watch: Watch, run_dir: RunDir, tell: Tell, asked: _Asked) -> Outcome:

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import llmtrain
-from llmtrain.cluster.doctor import missing_trees
 from llmtrain.cluster.fleet import Command, Fleet, run_on_all
 from llmtrain.cluster.local import kill_group, login_env
 from llmtrain.errors import DiskError, HostError, SyncError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from llmtrain.cluster.probes import Facts
     from llmtrain.launch.prepare import HostPlan, LaunchPlan
 
 STAGED = ("__init__.py", "errors.py", "process.py", "spec", "train")
@@ -34,9 +32,11 @@ _UNPACK = (
 )
 # $1 the final path: what is there already is never touched, what is incomplete never has the final name. The file
 # "whole" comes in an archive of its own after the tree's: tar takes a stream cut between two files for a good one.
+# Another launch may put the same tree there meanwhile.
 _RECEIVE = (
     'set -e; part="$1.llmtrain-part.$$"; trap \'rm -rf "$part"\' EXIT; mkdir -p "$(dirname "$1")"; mkdir "$part"; '
-    'tar -ixf - -C "$part"; [ -e "$part/whole" ]; [ ! -e "$1" ]; mv "$part/x" "$1"'
+    'tar -ixf - -C "$part"; [ -e "$part/whole" ]; [ -e "$1" ] || mv -T "$part/x" "$1" 2>/dev/null || true; '
+    '[ ! -e "$part/x" ] || diff -rq "$part/x" "$1" >&2'
 )
 
 
@@ -92,16 +92,13 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
     tar.addfile(info, io.BytesIO(data))
 
 
-def copy_missing(plan: LaunchPlan, fleet: Fleet, facts: Mapping[str, Facts], paths: Sequence[str], tell: _Tell) -> None:
+def copy_missing(plan: LaunchPlan, fleet: Fleet, tell: _Tell) -> None:
     """Copy model and data to the hosts that lack them, as tar over OpenSSH.
 
     Raises:
         SyncError: a copy failed; nothing incomplete has the final name.
     """
-    if plan.local:
-        return
-    missing = missing_trees(facts, paths)
-    labels = {f"{host} {path}": (host, path) for host, path in missing}
+    labels = {f"{host} {path}": (host, path) for host, path in plan.copies}
 
     def copy(label: str) -> None:
         host, path = labels[label]

@@ -40,6 +40,9 @@ def show_plan(console: Console, plan: LaunchPlan, output: str) -> None:
 
 def show_dry_run(console: Console, plan: LaunchPlan, output: str) -> None:
     """All that a real run would write and start."""
+    console.print("\ncopied to hosts that lack it:" if plan.copies else "\nnothing to copy", markup=False)
+    for name, path in plan.copies:
+        console.print(clean(f"  {name}:{path}"), markup=False)
     console.print("\nfiles on every host, in its run folder:", markup=False)
     for host in plan.hosts:
         console.print(f"  {clean(host.name)}:{host.own_dir}", markup=False)
@@ -67,6 +70,7 @@ def plan_json(plan: LaunchPlan, output: str) -> dict[str, Any]:
         "run_id": plan.run_id,
         "world_size": plan.world_size,
         "hosts": [_host_json(plan, host) for host in plan.hosts],
+        "copies": [{"host": host, "path": path} for host, path in plan.copies],
         "master": f"{plan.master_addr}:{plan.master_port}",
         "run": dict(plan.run),
         "head_files": dict(plan.head_files),

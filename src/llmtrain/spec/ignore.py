@@ -50,7 +50,8 @@ def _regex(line: str) -> str:
         elif rest[0] == "?":
             out, at = out + "[^/]", at + 1
         elif rest[0] == "[" and (match := re.match(r"\[([!^]?)(\]?[^\]]*)\]", rest)):
-            out += f"(?!/)[{'^' if match[1] else ''}{match[2]}]".replace("\\", "\\\\")
+            members = re.sub(r"([\\\[&~|])", r"\\\1", match[2])
+            out += f"(?!/)[{'^' if match[1] else ''}{members}]"
             at += match.end()
         elif rest[0] == "\\" and len(rest) > 1:
             out, at = out + re.escape(rest[1]), at + 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DEFAULT_NAME = "llmtrain.yaml"
 PATH_KEYS: tuple[KeyPath, ...] = (
     ("hosts",),
@@ -125,6 +127,8 @@ def _absolute(path: KeyPath, value: Any, base: Path) -> Any:
     host, colon, rest = value.partition(":")
     if path == ("output",) and colon and "/" not in host:
         return f"{host}:{rest}"
+    if path == ("model", "path") and _HUB_NAME.fullmatch(value) and not (base / value).exists():
+        return value  # perhaps the name of a model on a hub; read_model says what to do then
     return os.path.normpath(base / Path(value).expanduser())
 
 

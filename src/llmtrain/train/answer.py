@@ -25,7 +25,7 @@ def answer(directory: Path, question: str, *, max_tokens: int = 100) -> str:
     if not tokenizer.chat_template:
         raise InputFileError("the model has no chat template, so it cannot be asked", where=str(directory))
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True).to(device)
+    model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype="auto").to(device)
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}],
         add_generation_prompt=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import shutil
 import struct
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrain.errors import DiskError, InputFileError, RankFailedError
 from llmtrain.process import write_json
+from llmtrain.train.modeldir import tidy, write_pretty
 from llmtrain.train.records import SCHEMA
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 KEEP = 2
 """Checkpoints kept on each host."""
 NOTE = "checkpoint.json"
-_LOADING_KEYS = ("is_local", "local_files_only")
 
 # --- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -178,7 +177,7 @@ def write_model(
     _finish_configs(partial, base, "float32" if run.model.dtype == "fp32" else "bfloat16", stop_tokens)
     (partial / "README.md").write_text(card, encoding="utf-8")
     _compare_tensors(partial, base, model)
-    _open_to_readers(partial)
+    tidy(partial)
     if run.output.is_dir():
         run.output.rmdir()  # checked to be empty before the training
     run.output.parent.mkdir(parents=True, exist_ok=True)
@@ -196,11 +195,11 @@ def _check_space(folder: Path, needed: int) -> None:
 
 def _restore_configs(model: Any, base: Path) -> None:
     """Undo what training changed in the configuration; a tuned model should generate as fast as its base."""
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import GenerationConfig
 
-    # The trainer switches the cache off for gradient checkpointing. Read as plain data: no code of the model runs.
+    # The trainer switches the cache off for gradient checkpointing. A base that says nothing means the default, on.
     plain = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    model.config.use_cache = plain.get("use_cache", AutoConfig.for_model(model.config.model_type).use_cache)
+    model.config.use_cache = plain.get("use_cache", True)
     # save_pretrained refuses a generation config that contradicts itself, which many models have; the base's own
     # file takes its place afterwards.
     if (base / "generation_config.json").is_file():
@@ -210,7 +209,7 @@ def _restore_configs(model: Any, base: Path) -> None:
 def _finish_configs(partial: Path, base: Path, dtype: str, stop_tokens: tuple[int, ...]) -> None:
     config = json.loads((partial / "config.json").read_text(encoding="utf-8"))
     config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
-    _write_pretty(partial / "config.json", config)
+    write_pretty(partial / "config.json", config)
     source = base if (base / "generation_config.json").is_file() else partial
     generation = json.loads((source / "generation_config.json").read_text(encoding="utf-8"))
     known = generation.get("eos_token_id")
@@ -219,16 +218,7 @@ def _finish_configs(partial: Path, base: Path, dtype: str, stop_tokens: tuple[in
     if added:
         # Trained to end its turn with this token, the model must also be stopped there.
         generation["eos_token_id"] = [*added, *stops]
-    _write_pretty(partial / "generation_config.json", generation)
-    # transformers saves how the tokenizer was loaded here, which would keep others from loading it elsewhere.
-    settings = json.loads((partial / "tokenizer_config.json").read_text(encoding="utf-8"))
-    _write_pretty(
-        partial / "tokenizer_config.json", {key: settings[key] for key in settings if key not in _LOADING_KEYS}
-    )
-
-
-def _write_pretty(path: Path, document: dict[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_pretty(partial / "generation_config.json", generation)
 
 
 def _compare_tensors(partial: Path, base: Path, model: Any) -> None:
@@ -264,11 +254,3 @@ def read_tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
             header = json.loads(file.read(length))
         shapes.update({name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"})
     return shapes
-
-
-def _open_to_readers(directory: Path) -> None:
-    """Give all files the usual mode: safetensors makes them readable by their owner alone."""
-    mask = os.umask(0)
-    os.umask(mask)
-    for path in directory.iterdir():
-        path.chmod(0o666 & ~mask)

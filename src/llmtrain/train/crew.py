@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from llmtrain.train.place import Place
 
 PATIENCE = timedelta(days=2)
-"""How long ranks wait for work that is done once per host (tokenizing, copying), which no collective time-out bounds;
-the head ends the run when a rank is lost meanwhile."""
+"""How long ranks wait for work that takes its time on some of them (tokenizing, writing the model), which no collective
+time-out should bound; the head ends the run when a rank is lost meanwhile."""
 TEAR_DOWN_S = 30.0
 
 

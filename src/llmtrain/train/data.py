@@ -1,4 +1,8 @@
-"""From a data file to what the trainer reads: tokenized once per host, memory-mapped by every rank."""
+"""From a data file to what the trainer reads: tokenized once per host, memory-mapped by every rank.
+
+The ranks of a host share the work: each tokenizes one block of the file, and the blocks are read in order, so that
+the rows are the same however many ranks there are.
+"""
 
 from __future__ import annotations
 
@@ -79,30 +83,33 @@ class TrainingData:
 # --- once per host ---------------------------------------------------------------------------------------------
 
 
-def write_tokenized(run: RankRun, tokenizer: Any, template: Template | None, tick: Callable[[], None]) -> None:
-    """Tokenize the run's data into its cache on this host.
+def write_tokenized(
+    run: RankRun, block: int, tokenizer: Any, template: Template | None, tick: Callable[[], None]
+) -> None:
+    """Tokenize one block of the run's data into its cache on this host.
 
     Args:
         run: the run.
+        block: the local rank; there are as many blocks as ranks on this host.
         tokenizer: the model's, with the chosen chat template.
         template: the chosen template; None for plain text.
         tick: called now and then, to show that it goes on.
 
     Raises:
-        InputFileError: an example cannot be masked, or nothing is left to train on.
+        InputFileError: an example cannot be masked.
     """
+    blocks = len(run.ranks)
+    filler = _filler(tokenizer) if block == blocks - 1 else None
     for name, path in _files(run):
-        rows = _iter_encoded(run, Path(path), tokenizer, template)
-        facts = _write_rows(cache_dir(run) / f"{name}.arrow", rows, run.data.max_length, _filler(tokenizer), tick)
+        count = sum(1 for _ in iter_examples(path, run.data.format))
+        bounds = range(count * block // blocks, count * (block + 1) // blocks)
+        rows = _iter_encoded(run, Path(path), bounds, tokenizer, template)
+        stem = cache_dir(run) / f"{name}-{block}"
+        counts = _write_rows(stem.with_suffix(".arrow"), rows, run.data.max_length, filler, tick)
         method = "all tokens" if template is None else "template " + ("markers" if template.has_markers else "prefixes")
-        if facts["examples"] == facts["dropped"]:
-            raise InputFileError(
-                f"none of its {facts['examples']} examples has anything to learn within {run.data.max_length} tokens",
-                where=path,
-                fix="raise data.max_length",
-            )
-        described = DataFacts(path=path, digest_sha256=read_digest(Path(path)), method=method, **facts)
-        write_json(cache_dir(run) / f"{name}.json", dataclasses.asdict(described))
+        digest = read_digest(Path(path)) if block == 0 else ""
+        facts = DataFacts(path=path, digest_sha256=digest, method=method, **counts)
+        write_json(stem.with_suffix(".json"), dataclasses.asdict(facts))
 
 
 def cache_dir(run: RankRun) -> Path:
@@ -126,8 +133,11 @@ def _files(run: RankRun) -> list[tuple[str, str]]:
     return files
 
 
-def _iter_encoded(run: RankRun, path: Path, tokenizer: Any, template: Template | None) -> Iterator[Encoded]:
-    for number, example in enumerate(iter_examples(path, run.data.format), start=1):
+def _iter_encoded(
+    run: RankRun, path: Path, bounds: range, tokenizer: Any, template: Template | None
+) -> Iterator[Encoded]:
+    examples = itertools.islice(iter_examples(path, run.data.format), bounds.start, bounds.stop)
+    for number, example in enumerate(examples, start=bounds.start + 1):
         if template is None:
             yield encode_text(tokenizer, example["text"])
             continue
@@ -148,9 +158,9 @@ def _filler(tokenizer: Any) -> list[int]:
 
 
 def _write_rows(
-    path: Path, rows: Iterable[Encoded], max_length: int, filler: list[int], tick: Callable[[], None]
+    path: Path, rows: Iterable[Encoded], max_length: int, filler: list[int] | None, tick: Callable[[], None]
 ) -> dict[str, Any]:
-    """Stream rows into an Arrow file under a temporary name; returns the counts."""
+    """Stream rows, and the filler if there is one, into an Arrow file under a temporary name; returns the counts."""
     import pyarrow as pa  # type: ignore[import-untyped]
 
     schema = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
@@ -173,7 +183,8 @@ def _write_rows(
             if row.stops:
                 stops.add(next(label for label in reversed(row.labels) if label != IGNORED))
             yield ids, labels
-        yield filler, [IGNORED] * len(filler)
+        if filler is not None:
+            yield filler, [IGNORED] * len(filler)
 
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
@@ -190,7 +201,11 @@ def _write_rows(
 
 
 def read_training_data(run: RankRun) -> TrainingData:
-    """Open what ``write_tokenized`` left, and divide it into training and held-out rows."""
+    """Open what ``write_tokenized`` left, and divide it into training and held-out rows.
+
+    Raises:
+        InputFileError: nothing is left to train on or to evaluate on.
+    """
     rows, facts = _read_rows(run, "train")
     kept = facts.kept
     held = _choose_held_out(kept, run.data.eval, run.training.seed) if isinstance(run.data.eval, float) else []
@@ -210,11 +225,23 @@ def read_training_data(run: RankRun) -> TrainingData:
 
 
 def _read_rows(run: RankRun, name: str) -> tuple[Any, DataFacts]:
-    from datasets import Dataset
+    from datasets import Dataset, concatenate_datasets
 
-    document = json.loads((cache_dir(run) / f"{name}.json").read_text(encoding="utf-8"))
-    facts = DataFacts(**{**document, "stop_tokens": tuple(document["stop_tokens"])})
-    return Dataset.from_file(str(cache_dir(run) / f"{name}.arrow")), facts
+    stems = [cache_dir(run) / f"{name}-{block}" for block in range(len(run.ranks))]
+    facts = _add_up([json.loads(stem.with_suffix(".json").read_text(encoding="utf-8")) for stem in stems])
+    if not facts.kept:
+        raise InputFileError(
+            f"none of its {facts.examples} examples has anything to learn within {run.data.max_length} tokens",
+            where=facts.path,
+            fix="raise data.max_length",
+        )
+    return concatenate_datasets([Dataset.from_file(str(stem.with_suffix(".arrow"))) for stem in stems]), facts
+
+
+def _add_up(blocks: list[dict[str, Any]]) -> DataFacts:
+    counts = {name: sum(block[name] for block in blocks) for name, value in blocks[0].items() if isinstance(value, int)}
+    stops = {token for block in blocks for token in block["stop_tokens"]}
+    return DataFacts(**{**blocks[0], **counts, "stop_tokens": tuple(sorted(stops))})
 
 
 def _choose_held_out(kept: int, share: float, seed: int) -> list[int]:

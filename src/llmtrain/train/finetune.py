@@ -56,8 +56,7 @@ def run(run: RankRun, place: Place, beat: Beat) -> None:
 
     tokenizer, template = load_tokenizer(run)
     beat.enter("data")
-    if place.is_first_on_host:
-        write_tokenized(run, tokenizer, template, tick=lambda: beat.advance(0))
+    write_tokenized(run, place.local_rank, tokenizer, template, tick=lambda: beat.advance(0))
     crew.wait()
     data = read_training_data(run)
     steps = count_steps(run, data.train_rows)

@@ -7,12 +7,11 @@ So the de-quantised weights move into a fresh model of the same configuration, w
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import sys
 from pathlib import Path
 
 from llmtrain.errors import InputFileError, LlmtrainError
+from llmtrain.train.modeldir import new_directory
 
 
 def write_model_from_gguf(gguf: Path, directory: Path) -> int:
@@ -26,10 +25,14 @@ def write_model_from_gguf(gguf: Path, directory: Path) -> int:
     """
     if not gguf.is_file():
         raise InputFileError("no such GGUF file", where=str(gguf))
-    if directory.exists():
-        raise InputFileError("the output exists already", where=str(directory), fix=f"rm -r {directory}")
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    with new_directory(directory) as partial:
+        return _convert(gguf, partial)
 
+
+def _convert(gguf: Path, partial: Path) -> int:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, logging
+
+    logging.disable_progress_bar()
     # The relative name matters: an absolute gguf_file would make transformers ask the hub for it.
     place, name = str(gguf.resolve().parent), gguf.name
     tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
@@ -42,15 +45,8 @@ def write_model_from_gguf(gguf: Path, directory: Path) -> int:
     model.load_state_dict(source.state_dict(), strict=True)
     model.tie_weights()
     model.generation_config = source.generation_config
-
-    partial = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        model.bfloat16().save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        partial.rename(directory)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    model.bfloat16().save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
     return len(source.state_dict())
 
 

@@ -53,8 +53,10 @@ class Output:
         """Write all of it, or as much as the pipe takes within the limit."""
         deadline = time.monotonic() + limit_s
         while self.pending and time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
+            try:
                 self.flush()
+            except OSError:
+                return  # nobody is there any more
             time.sleep(0.02)
 
 

@@ -46,19 +46,29 @@ def encode_text(tokenizer: Any, text: str) -> Encoded:
 
 def encode_marked(tokenizer: Any, messages: Messages) -> Encoded:
     """A conversation under a template with ``{% generation %}`` blocks."""
-    rendered = _apply(tokenizer, messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    rendered = _apply(
+        tokenizer,
+        messages,
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+        tokenizer_kwargs={"return_offsets_mapping": True},
+    )
     ids, mask = list(rendered["input_ids"]), list(rendered["assistant_masks"])
     if not any(mask):
         raise MaskError("the template's generation blocks mark nothing in it")
     special = set(tokenizer.all_special_ids)
+    spans = rendered["offset_mapping"]
     stops = True
     for at in range(1, len(ids) + 1):
-        if mask[at - 1] and (at == len(ids) or not mask[at]):
-            # The block ends here. Templates often leave the end-of-turn token just outside of it.
-            if at < len(ids) and ids[at] in special:
-                mask[at] = 1
-            elif ids[at - 1] not in special:
-                stops = False
+        if not mask[at - 1] or ids[at - 1] in special or (at < len(ids) and mask[at]):
+            continue
+        if at < len(ids) and (ids[at] in special or spans[at] == spans[at - 1]):
+            # Templates often leave the end-of-turn token just outside of the block, and transformers 4 the last bytes
+            # of a letter that is several tokens.
+            mask[at] = 1
+        else:
+            stops = False
     labels = [token if trained else IGNORED for token, trained in zip(ids, mask, strict=True)]
     return Encoded(ids=ids, labels=labels, stops=stops)
 

@@ -7,13 +7,13 @@ real model goes through. It knows nothing. ``llmtrain smoke`` and the tests trai
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
-from llmtrain.errors import InputFileError, LlmtrainError
+from llmtrain.errors import LlmtrainError
+from llmtrain.train.modeldir import new_directory
+from llmtrain.train.templates import render_chatml
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 HIDDEN = 128
@@ -32,15 +32,18 @@ def write_tiny_model(directory: Path, *, seed: int = 42, tied: bool = True, temp
     Raises:
         InputFileError: the directory exists.
     """
-    if directory.exists():
-        raise InputFileError("the output exists already", where=str(directory), fix=f"rm -r {directory}")
+    with new_directory(directory) as partial:
+        _write(partial, seed=seed, tied=tied, template=template)
+
+
+def _write(partial: Path, *, seed: int, tied: bool, template: bool) -> None:
     import torch
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, logging
+
+    logging.disable_progress_bar()
 
     tokenizer = make_tokenizer()
     if template:
-        from llmtrain.train.templates import render_chatml
-
         tokenizer.chat_template = render_chatml(tokenizer)
     stop = tokenizer.convert_tokens_to_ids("<|im_end|>")
     pad = tokenizer.convert_tokens_to_ids("<|endoftext|>")
@@ -61,14 +64,8 @@ def write_tiny_model(directory: Path, *, seed: int = 42, tied: bool = True, temp
         )
     )
     model.generation_config = GenerationConfig(eos_token_id=stop, pad_token_id=pad)
-    partial = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        partial.rename(directory)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
 
 
 def make_tokenizer() -> Any:
@@ -86,6 +83,7 @@ def make_tokenizer() -> Any:
         eos_token="<|im_end|>",  # noqa: S106 - no secret
         pad_token="<|endoftext|>",  # noqa: S106
         additional_special_tokens=["<|im_start|>"],
+        model_input_names=["input_ids", "attention_mask"],
     )
 
 
