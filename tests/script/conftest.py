@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.launch.launchlab import wait_for
 
 LLMTRAIN = str(Path(sys.executable).with_name("llmtrain"))
 
@@ -55,12 +56,26 @@ class ScriptLab:
                 (base / name).write_text(text)
         return path
 
-    def llmtrain(self, folder: str, *argv: str, env: dict[str, str] | None = None, timeout: float = 150) -> Done:
-        """Run `llmtrain ARGV` in a folder of the head."""
+    def llmtrain(
+        self, folder: str, *argv: str, env: dict[str, str] | None = None, until: str = "", number: int = 0
+    ) -> Done:
+        """Run `llmtrain ARGV` in a folder of the head; with *until*, signal it once that stands on its stderr."""
+        base = self.head / folder.lstrip("/")
+        out, err = base.with_suffix(".out"), base.with_suffix(".err")
         begun = time.monotonic()
-        done = self.lab.run("head", [LLMTRAIN, *argv], cwd=folder, env=env, timeout=timeout, check=False)
-        sys.stderr.write(f"llmtrain {argv[0]}: {time.monotonic() - begun:.1f} s\n{done.stderr[-6000:]}\n")
-        return Done(done.returncode, done.stdout, done.stderr, self.head / folder.lstrip("/"))
+        with out.open("wb") as out_file, err.open("wb") as err_file:
+            process = self.lab.popen("head", [LLMTRAIN, *argv], cwd=folder, env=env, stdout=out_file, stderr=err_file)
+        try:
+            if until:
+                wait_for(lambda: until in err.read_text() or process.poll() is not None, 100, err.read_text)
+                process.send_signal(number)
+            code = process.wait(150)
+        except BaseException:
+            process.kill_group()
+            raise
+        done = Done(code, out.read_text(), err.read_text(errors="replace"), base)
+        sys.stderr.write(f"llmtrain {argv[0]}: {time.monotonic() - begun:.1f} s\n{done.err[-6000:]}\n")
+        return done
 
 
 @pytest.fixture(scope="session")
