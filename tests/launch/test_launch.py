@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = "/root/my $(touch canary-folder) %h 'runs'"
-DATA = "sums $(touch canary-data) `touch canary-tick` \"q\".jsonl"
+DATA = 'sums $(touch canary-data) `touch canary-tick` "q".jsonl'
 SECRET = secrets.token_hex(16)
 HOSTILE = {
     "COMMAND": "$(touch /tmp/canary-command)",

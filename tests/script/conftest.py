@@ -71,7 +71,9 @@ class ScriptLab:
                 process.send_signal(number)
             code = process.wait(150)
         except BaseException:
+            sys.stderr.write(err.read_text(errors="replace")[-6000:])
             process.kill_group()
+            process.wait(20)
             raise
         done = Done(code, out.read_text(), err.read_text(errors="replace"), base)
         sys.stderr.write(f"llmtrain {argv[0]}: {time.monotonic() - begun:.1f} s\n{done.err[-6000:]}\n")

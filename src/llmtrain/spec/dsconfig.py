@@ -277,6 +277,9 @@ def _fill_optimizer(draft: Draft, wanted: Wanted) -> None:
         # Only in the resolved text. A script that hands its own to deepspeed.initialize still gets its own.
         draft.put(("optimizer", "type"), "AdamW", "for scripts that leave the optimizer to DeepSpeed")
         draft.put(("optimizer", "params"), {"betas": list(ADAM_BETAS), "eps": ADAM_EPS}, "the usual values of Adam")
+        if wanted.accelerator == "cpu" and not _is_offloaded(draft):
+            # DeepSpeed would compile a fused Adam for the processor first.
+            draft.put(("optimizer", "params", "torch_adam"), value=True, reason="no accelerator: nothing to fuse")
     elif draft.get("optimizer") is None:
         draft.choices.append(_trainer_optimizer(offloaded=_is_offloaded(draft)))
         return
