@@ -44,7 +44,7 @@ def module(script_lab, poor_head):
     folder = script_lab.folder("/root/module", files)
     argv = ["launch", *SETS, "--config", "zero2", "--set", "deepspeed.scheduler.type=WarmupLR", "--json"]
     argv += ["--set", "deepspeed.scheduler.params={warmup_max_lr: auto, warmup_num_steps: 1}"]
-    argv += ["--", "-m", "pkg.plain", "{ds_config_resolved}", "{output}/ckpt", "a b"]
+    argv += ["--set", "batch.accumulation=1", "--", "-m", "pkg.plain", "{ds_config_resolved}", "{output}/ckpt", "a b"]
     done = script_lab.llmtrain(folder, *argv, env=poor_head)
     assert done.code == 0, done.err
     return done

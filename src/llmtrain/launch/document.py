@@ -54,7 +54,8 @@ def _data(job: Job, run_dir: HostDir) -> dict[str, Any]:
     data = job.spec.data
     longest = job.model.max_position if job.model else None
     return {
-        "path": data.path or "",
+        "path": job.sources[0].path if job.sources else data.path or "",
+        "sources": [source.to_json() for source in job.sources],
         "format": job.data.format if job.data else data.format,
         "max_length": min(data.max_length, longest or data.max_length),
         "packing": False,

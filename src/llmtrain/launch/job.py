@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from llmtrain.spec.dsconfig import render_deepspeed
 from llmtrain.spec.hostfile import Cluster, is_loopback_name, read_hostfile, select
 from llmtrain.spec.modelinfo import ModelInfo, read_model
 from llmtrain.spec.presets import Layer, overrides_layer, read_config
+from llmtrain.spec.source import Source, resolve_source
 from llmtrain.spec.yamlfile import read_text
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class Job:
     """The model on the head; only a user's program goes without."""
     data: DataReport | None
     """The data on the head; None where a user's program reads them, in a form of its own or none."""
+    sources: tuple[Source, ...]
+    """Where the examples come from; none for a user's program."""
     template_text: str | None
     """Chat template read from the user's file."""
     local: bool
@@ -69,7 +72,9 @@ class Job:
     def trees(self) -> tuple[str, ...]:
         """Paths every host must have."""
         held_out = self.spec.data.eval
-        paths = [str(self.model.path) if self.model else None, self.spec.data.path]
+        paths = [str(self.model.path) if self.model else None, *(source.path for source in self.sources)]
+        if self.script is not None:
+            paths.append(self.spec.data.path)
         paths.append(held_out if isinstance(held_out, str) else None)
         return tuple(path for path in paths if path is not None)
 
@@ -101,7 +106,8 @@ def read_job(spec: RunSpec, selection: Selection, script: Script | None = None) 
     config = _need(spec.config, "--config PRESET_OR_FILE", "config")
     if script is None:
         _need(spec.model.path, "--model DIR", "model.path")
-        _need(spec.data.path, "--data PATH", "data.path")
+        if not spec.data.mix:
+            _need(spec.data.path, "--data PATH", "data.path")
         _refuse_unproven(spec)
     cluster = select(
         read_hostfile(hosts), include=selection.include, exclude=selection.exclude, num_hosts=selection.num_hosts
@@ -112,7 +118,7 @@ def read_job(spec: RunSpec, selection: Selection, script: Script | None = None) 
     # Rendered again once the hosts have said what they are; a fault of the configuration need not wait for them.
     wanted = assume(spec, cluster.world_size, script)
     render_deepspeed(preset, overrides_layer(spec.deepspeed), model=model, wanted=wanted)
-    data = _read_data(spec) if script is None else None
+    data, sources = _read_data(spec) if script is None else (None, ())
     if script is not None and spec.data.path and not Path(spec.data.path).exists():
         raise InputFileError("the data does not exist", where=spec.data.path, fix="correct --data")
     return Job(
@@ -122,6 +128,7 @@ def read_job(spec: RunSpec, selection: Selection, script: Script | None = None) 
         preset=preset,
         model=model,
         data=data,
+        sources=sources,
         template_text=_template_text(spec),
         local=is_local(cluster),
         script=script,
@@ -129,12 +136,25 @@ def read_job(spec: RunSpec, selection: Selection, script: Script | None = None) 
     )
 
 
-def _read_data(spec: RunSpec) -> DataReport:
-    path, held_out = spec.data.path or "", spec.data.eval
-    data = read_dataset(path, format=spec.data.format)
-    if isinstance(held_out, str):
-        read_dataset(held_out, format=data.format)
-    return data
+def _read_data(spec: RunSpec) -> tuple[DataReport, tuple[Source, ...]]:
+    """Every file read once; what it holds is named, so that the ranks need not recognise it again."""
+    if spec.data.mix and spec.data.path:
+        raise UsageError("data.path and data.mix are both given", where="data", fix="keep one of them")
+    named = [(item.path, item.format, item.weight) for item in spec.data.mix]
+    asked = named or [(spec.data.path or "", spec.data.format, 1.0)]
+    sources = [resolve_source(path, kind, weight) for path, kind, weight in asked]
+    reports = [read_dataset(source) for source in sources]
+    if isinstance(spec.data.eval, str):
+        read_dataset(spec.data.eval, format=reports[0].format if len(reports) == 1 else "auto")
+    known = [replace(source, format=report.format) for source, report in zip(sources, reports, strict=True)]
+    formats = {report.format for report in reports}
+    total = replace(
+        reports[0],
+        format=formats.pop() if len(formats) == 1 else "mixed",
+        examples=sum(report.examples for report in reports),
+        bytes=sum(report.bytes for report in reports),
+    )
+    return total, tuple(known)
 
 
 def _need(value: str | None, option: str, key: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llmtrain.errors import InputFileError
+from llmtrain.spec.source import Source, parse_source
 
 SCHEMA = 1
 _Part = TypeVar("_Part")
@@ -34,8 +35,10 @@ class DataPart:
 
     path: str
     """Absolute path of the data file."""
+    sources: tuple[Source, ...]
+    """All files, with their formats; ``path`` is the first."""
     format: str
-    """``messages`` or ``text``."""
+    """Name of the format; ``text`` has no chat template, ``mixed`` stands for several."""
     max_length: int
     """Longest example in tokens; longer ones are cut at the end."""
     packing: bool
@@ -183,12 +186,17 @@ def _parse_run(document: dict[str, Any]) -> RankRun:
         "ranks": tuple(_take(document, "ranks", "")),
         "cores": {int(rank): tuple(cpus) for rank, cpus in (document.get("cores") or {}).items()},
         "model": _part(ModelPart, _take(document, "model", ""), "model."),
-        "data": _part(DataPart, _take(document, "data", ""), "data."),
+        "data": _part(DataPart, _with_sources(_take(document, "data", "")), "data."),
         "batch": _part(BatchPart, batch, "batch."),
         "training": _part(TrainingPart, _take(document, "training", ""), "training."),
         "script": _script(document.get("script")),
     }
     return _part(RankRun, values, "")
+
+
+def _with_sources(data: dict[str, Any]) -> dict[str, Any]:
+    plain = {"path": data.get("path"), "format": data.get("format")}
+    return {**data, "sources": tuple(map(parse_source, data.get("sources") or [plain]))}
 
 
 def _script(values: dict[str, Any] | None) -> ScriptPart | None:
