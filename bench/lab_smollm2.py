@@ -29,7 +29,7 @@ model: {path: /root/model}
 data: {path: data.jsonl, max_length: 128}
 output: tuned
 batch: {global: 12, micro: 4}
-training: {max_steps: 24, learning_rate: 5e-4, warmup_steps: 2, gradient_checkpointing: false}
+training: {max_steps: 16, learning_rate: 5e-4, warmup_steps: 2, gradient_checkpointing: false}
 env: {OMP_NUM_THREADS: 1, TORCH_EXTENSIONS_DIR: /root/ops}
 """
 EXAMPLES = 48

@@ -44,8 +44,9 @@ def op_cache() -> Path:
 @pytest.fixture(scope="session")
 def launch_lab(lab_factory, op_cache, tmp_path_factory):
     """A head and three nodes with two networks, docker0 and 127.0.1.1, ready to launch a tiny model."""
-    from llmtrain.train.tinymodel import write_tiny_model
     from tests.launch.launchlab import LaunchLab, write_sums
+
+    from llmtrain.train.tinymodel import write_tiny_model
 
     versions = f"py{platform.python_version()}-{version('torch')}-{version('deepspeed')}"
     options = LabOptions(

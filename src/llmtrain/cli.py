@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from llmtrain import __version__
-from llmtrain.commands import everyday
-from llmtrain.commands.program import WithProgram, before_program, read_program
+from llmtrain.cli_everyday import register as register_everyday
+from llmtrain.cli_plan import register as register_plan
+from llmtrain.cli_program import WithProgram, before_program, read_program
+from llmtrain.cli_sync import register as register_sync
 from llmtrain.errors import ExitCode, LlmtrainError, UsageError
 
 if TYPE_CHECKING:
@@ -28,8 +30,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-everyday.register(app)
 
 RunFile = Annotated[str | None, typer.Argument(metavar="[RUN.yaml]", help="Run file; llmtrain.yaml here if it exists.")]
 Hosts = Annotated[str | None, typer.Option("--hosts", metavar="HOSTFILE", help="One 'NAME slots=N' a line.")]
@@ -189,6 +189,11 @@ def _finish(document: dict[str, Any] | None, code: int) -> NoReturn:
     if document is not None:
         sys.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
     raise typer.Exit(code)
+
+
+register_sync(app)
+register_plan(app)
+register_everyday(app)
 
 
 def main() -> None:

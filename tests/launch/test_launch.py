@@ -62,6 +62,7 @@ class Argvs:
 
 
 def temporary_files(lab):
+    """Host -> listing of the folders where something could be left."""
     folders = ("/tmp", "/var/tmp", "/dev/shm", "/root/.llmtrain/runs")
     return {host: lab.run(host, ["ls", "-A", *folders], check=False).stdout for host in lab.names}
 
@@ -94,6 +95,7 @@ def prepared(launch_lab, clean):
 
 @pytest.fixture(scope="module")
 def argvs():
+    """All command lines seen while the launch ran."""
     return Argvs()
 
 
@@ -105,6 +107,7 @@ def environs(argvs):
 
 @pytest.fixture(scope="module")
 def finished(launch_lab, prepared, argvs, environs):
+    """The launch, watched while it ran."""
     watcher = threading.Thread(target=argvs.watch)
     watcher.start()
     try:

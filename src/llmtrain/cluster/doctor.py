@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -190,6 +191,7 @@ def _trees(items: Sequence[Facts], needs: Needs) -> list[Finding]:
             there = item.trees.get(path, {"kind": "missing"})
             if there["kind"] == "missing" or there == here:
                 continue
+            removal = ("ssh", "--", item.host, shlex.join(("rm", "-r", path)))
             findings.append(
                 Finding(
                     host=item.host,
@@ -197,7 +199,7 @@ def _trees(items: Sequence[Facts], needs: Needs) -> list[Finding]:
                     level="fail",
                     saw=f"{path} is there with other content{_difference(here, there)}",
                     wanted="the same content as here, or nothing at that path",
-                    fix=f"compare, then remove it: ssh -- {item.host} rm -r {path}; the next launch copies it afresh",
+                    fix=f"{shlex.join(removal)}  # after a look at it; the next launch copies ours",
                 )
             )
     return findings

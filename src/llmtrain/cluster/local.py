@@ -45,6 +45,8 @@ class LocalChannel:
                 self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5)
+            if self._process.stdout is not None:
+                self._process.stdout.close()
 
 
 class LocalTransport:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from llmtrain.cluster.fleet import Command, Fleet, run_on_all
 from llmtrain.cluster.local import kill_group
@@ -13,8 +13,6 @@ from llmtrain.errors import SyncError
 from llmtrain.launch.document import PROJECT
 
 if TYPE_CHECKING:
-    import subprocess
-
     from llmtrain.launch.prepare import LaunchPlan
     from llmtrain.spec.codetree import CodeTree
 
@@ -51,7 +49,7 @@ def _send(code: CodeTree | None, fleet: Fleet, host: str, target: str) -> None:
     script = 'mkdir -p "$1" && exec tar -xf - -C "$1"'
     process = fleet[host].bulk(("/bin/sh", "-c", script, "sh", target))
     try:
-        _write_archive(code, process)
+        _write_archive(code, process.stdin)
         problem = process.stderr.read().decode("utf-8", "replace").strip() if process.stderr else ""
         if process.wait() != 0:
             raise SyncError(
@@ -65,13 +63,13 @@ def _send(code: CodeTree | None, fleet: Fleet, host: str, target: str) -> None:
             kill_group(process)
 
 
-def _write_archive(code: CodeTree | None, process: subprocess.Popen[bytes]) -> None:
-    if process.stdin is None:
+def _write_archive(code: CodeTree | None, pipe: IO[bytes] | None) -> None:
+    if pipe is None:
         raise AssertionError("bulk processes have pipes")
-    with tarfile.open(fileobj=process.stdin, mode="w|", dereference=True) as tar:
+    with tarfile.open(fileobj=pipe, mode="w|", dereference=True) as tar:
         for name in code.files if code else ():
             tar.add(Path(code.root if code else "") / name, arcname=name, filter=_plain)
-    process.stdin.close()
+    pipe.close()
 
 
 def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -77,7 +78,7 @@ def smoke(hosts: str | None, sets: Sequence[str], envs: Sequence[str], tell: Tel
     folder = Path(tempfile.mkdtemp(prefix="llmtrain-smoke-"))
     try:
         spec = _spec(folder, hosts, sets, envs)
-        _make_model(spec, folder / "model")
+        _make_model(folder / "model")
         _make_data(folder / "data.jsonl")
         try:
             outcome = launch(spec, Selection(), clock.tell)
@@ -138,21 +139,21 @@ def _spec(folder: Path, hosts: str | None, sets: Sequence[str], envs: Sequence[s
     return read_run(str(empty), options=options, sets=sets, envs=envs)
 
 
-def _make_model(spec: RunSpec, path: Path) -> None:
-    python = spec.python or sys.executable
+def _make_model(path: Path) -> None:
     made = subprocess.run(
-        [python, "-m", "llmtrain.train.tinymodel", str(path)],
+        [sys.executable, "-m", "llmtrain.train.tinymodel", str(path)],
         capture_output=True,
         text=True,
         check=False,
         cwd=path.parent,  # with -m Python imports from the current folder first
+        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(path.parent / "inductor")},  # else it stays in /tmp
     )
     if made.returncode != 0:
         tail = made.stderr.strip().splitlines()[-1:] or ["no output"]
         raise LauncherError(
             f"the tiny model could not be made: {tail[0]}",
             where="head",
-            fix=f"{python} -c 'import torch, transformers'",
+            fix=f"{sys.executable} -c 'import torch, transformers'",
         )
 
 

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
 import subprocess
 import tarfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import llmtrain
 from llmtrain.cluster.fleet import Command, Fleet, run_on_all
 from llmtrain.cluster.local import kill_group, login_env
 from llmtrain.errors import DiskError, HostError, SyncError
+from llmtrain.sync.distribute import run_sync
+from llmtrain.sync.request import SyncRequest, refuse_failures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from llmtrain.launch.prepare import HostPlan, LaunchPlan
 
 STAGED = ("__init__.py", "errors.py", "process.py", "spec", "train")
 """Parts of this package that the ranks need."""
-COPIES_AT_ONCE = 4
 BLOCK = 1 << 20
 
 # $1 the folder, $2 the path valid on all hosts: the folder must be new, the other path a link to it where they differ.
@@ -35,7 +37,7 @@ _UNPACK = (
 # Another launch may put the same tree there meanwhile.
 _RECEIVE = (
     'set -e; part="$1.llmtrain-part.$$"; trap \'rm -rf "$part"\' EXIT; mkdir -p "$(dirname "$1")"; mkdir "$part"; '
-    'tar -ixf - -C "$part"; [ -e "$part/whole" ]; [ -e "$1" ] || mv -T "$part/x" "$1" 2>/dev/null || true; '
+    '(cd "$part"; tar -ixf -); [ -e "$part/whole" ]; [ -e "$1" ] || mv -T "$part/x" "$1" 2>/dev/null || true; '
     '[ ! -e "$part/x" ] || diff -rq "$part/x" "$1" >&2'
 )
 
@@ -93,18 +95,28 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
 
 
 def copy_missing(plan: LaunchPlan, fleet: Fleet, tell: _Tell) -> None:
-    """Copy model and data to the hosts that lack them, as tar over OpenSSH.
+    """Bring model and data to the hosts that lack them, along a chain: N hosts take about as long as one.
 
     Raises:
         SyncError: a copy failed; nothing incomplete has the final name.
     """
-    labels = {f"{host} {path}": (host, path) for host, path in plan.copies}
+    own = {host.name: host for host in plan.hosts}
+    for path in dict.fromkeys(path for _, path in plan.copies):
+        hosts = tuple(host for host, lacking in plan.copies if lacking == path)
+        request = SyncRequest(
+            path=path,
+            dest=path,
+            hosts=hosts,
+            what="weights",
+            addresses={host: own[host].address for host in hosts},
+            pythons={host: own[host].python for host in hosts},
+        )
 
-    def copy(label: str) -> None:
-        host, path = labels[label]
-        send_tree(path, fleet, host, path, lambda sent: tell(host, path, sent))
+        def show(what: str, values: dict[str, Any], path: str = path) -> None:
+            if what == "progress":
+                tell(values["host"], path, values["received"])
 
-    run_on_all(list(labels), copy, fan_out=COPIES_AT_ONCE).all_good()
+        refuse_failures(run_sync(request, fleet, show))
 
 
 def tree_bytes(path: str) -> int:
@@ -123,6 +135,7 @@ def send_tree(source: str, fleet: Fleet, host: str, target: str, tell: Callable[
     name = Path(source)
     argv = (
         "tar",
+        "--no-unquote",  # tar would read a backslash in a name as an escape
         "-chf",
         "-",
         "-C",
@@ -135,17 +148,28 @@ def send_tree(source: str, fleet: Fleet, host: str, target: str, tell: Callable[
         argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=login_env(), start_new_session=True
     )
     writer = fleet[host].bulk(("/bin/sh", "-c", _RECEIVE, "sh", target))
-    try:
+    with _ended(reader, writer):
         _pump(reader, writer, tell, end=_whole())
         problem = _outcome(reader, writer)
-    finally:
-        for process in (reader, writer):
-            if process.poll() is None:
-                kill_group(process)
     if problem:
         raise SyncError(
             f"{source} did not arrive at {target}: {problem}", where=host, fix=f"ssh -- {host} df -h {target}"
         )
+
+
+@contextlib.contextmanager
+def _ended(*processes: subprocess.Popen[bytes]) -> Iterator[None]:
+    """However this ends, the processes are gone and their pipes are closed."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                kill_group(process)
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream:
+                    with contextlib.suppress(OSError):
+                        stream.close()
 
 
 def _escape(text: str) -> str:
@@ -179,13 +203,18 @@ def _pump(
 
 
 def _outcome(reader: subprocess.Popen[bytes], writer: subprocess.Popen[bytes]) -> str | None:
-    stderr = writer.stderr.read().decode("utf-8", "replace").strip() if writer.stderr else ""
+    words = _last_line(writer)
     code = writer.wait()
-    if code != 0 and stderr:
-        return stderr.splitlines()[-1]
+    if code != 0 and words:
+        return words
     if reader.wait() != 0:
-        return "the source changed or could not be read"
+        return _last_line(reader) or "the source changed or could not be read"
     return f"exit code {code}" if code != 0 else None
+
+
+def _last_line(process: subprocess.Popen[bytes]) -> str:
+    text = process.stderr.read().decode("utf-8", "replace").strip() if process.stderr else ""
+    return text.splitlines()[-1] if text else ""
 
 
 def fetch_tree(fleet: Fleet, host: str, source: str, target: Path, tell: Callable[[int], None]) -> None:
@@ -200,16 +229,18 @@ def fetch_tree(fleet: Fleet, host: str, source: str, target: Path, tell: Callabl
         part.mkdir(parents=True)
         reader = fleet[host].bulk(("tar", "-cf", "-", "-C", source, "."))
         writer = subprocess.Popen(
-            ["tar", "-xf", "-", "-C", str(part)],
+            ["tar", "-xf", "-"],
+            cwd=part,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        if reader.stdin:
-            reader.stdin.close()
-        _pump(reader, writer, tell)
-        problem = _outcome(reader, writer)
+        with _ended(reader, writer):
+            if reader.stdin:
+                reader.stdin.close()
+            _pump(reader, writer, tell)
+            problem = _outcome(reader, writer)
         if problem:
             raise SyncError(f"{source} did not arrive: {problem}", where=host, fix=f"df -h {target.parent}")
         part.rename(target)

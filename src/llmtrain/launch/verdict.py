@@ -107,6 +107,8 @@ def explain(host: str, record: Mapping[str, Any]) -> tuple[Failure, ExitCode]:
     if kind in {"OutOfMemory", "HostOutOfMemory"}:
         cause, code = "out-of-memory", ExitCode.OUT_OF_MEMORY
         advice = "lower batch.micro or data.max_length, or offload more (--config zero3-offload)"
+        if kind == "HostOutOfMemory":
+            advice = "use more hosts, fewer slots on each, or less offload to RAM (--config zero3)"
     elif kind == "DiskFull" or _DISK.search(text):
         cause, code, advice = "disk-full", ExitCode.DISK, f"free space on {host}, or set node_dir to another disk"
     elif kind.startswith("NonFinite"):

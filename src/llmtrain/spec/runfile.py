@@ -193,6 +193,8 @@ def _validate(layers: Layers) -> RunSpec:
 def _explain(detail: ErrorDetails, layers: Layers) -> LlmtrainError:
     loc = tuple(str(part) for part in detail["loc"])
     path = _known_path(loc, layers.values)
+    if path == ("env",):
+        path = _find_variable(layers.values)
     where = layers.where(path)
     kind = UsageError if any(path[:end] in layers.options for end in range(1, len(path) + 1)) else InputFileError
     key = ".".join(path)
@@ -228,6 +230,17 @@ def _known_path(loc: KeyPath, values: dict[str, Any]) -> KeyPath:
         else:
             break
     return tuple(path) or loc
+
+
+def _find_variable(values: dict[str, Any]) -> KeyPath:
+    """Which variable is the bad one; the check of all of them only says that one is."""
+    variables = _get(values, ("env",))
+    for key, text in variables.items() if isinstance(variables, dict) else ():
+        try:
+            check_env(str(key), str(text))
+        except ValueError:  # noqa: PERF203
+            return "env", str(key)
+    return ("env",)
 
 
 def _valid_keys(path: KeyPath) -> list[str]:

@@ -25,6 +25,7 @@ if __package__ in {None, ""}:  # started by path, since only one plain path may 
 from llmtrain.process import die_with_parent, start_time, write_json
 
 GRACE_S = 3.0
+TAIL_LINES = 20
 
 
 class Leash:
@@ -37,12 +38,13 @@ class Leash:
         self.rank = int(os.environ["RANK"])
         self.stopping = False
         self.abandoned = False
+        self.log = self.dir / "logs" / f"{self.run['host']}-{self.rank}.log"
+        self.kills_before = _memory_kills()
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start the rank with its output in ``logs/<host>-<rank>.log``."""
-        log = self.dir / "logs" / f"{self.run['host']}-{self.rank}.log"
         env = {**os.environ, "PYTHONPATH": str(self.dir / "code")}
-        with log.open("ab") as stream:
+        with self.log.open("ab") as stream:
             child = subprocess.Popen(
                 [sys.executable, "-u", "-m", "llmtrain.train.rank", self.run_file],
                 stdin=subprocess.DEVNULL,
@@ -114,11 +116,26 @@ class Leash:
             kind, message = "Abandoned", "the launcher's connection to the rank ended (DeepSpeed, pdsh or ssh is gone)"
         elif self.stopping:
             kind, message = "Stopped", f"the rank was told to stop ({how})"
+        elif code == -signal.SIGKILL and _memory_kills() > self.kills_before:
+            kind, message = (
+                "HostOutOfMemory",
+                "the kernel killed the rank: the host, or its memory limit, ran out of RAM",
+            )
         elif code < 0:
             kind, message = "Killed", f"the rank was {how}"
         else:
             kind, message = "Exited", f"the rank {how} without a record"
-        return {"type": kind, "message": message, "where": None, "tail": None}
+        return {"type": kind, "message": message, "where": None, "tail": self._tail()}
+
+    def _tail(self) -> str | None:
+        """The last lines the rank printed."""
+        try:
+            with self.log.open("rb") as stream:
+                stream.seek(max(0, stream.seek(0, os.SEEK_END) - 8192))
+                lines = stream.read().decode("utf-8", "replace").splitlines()
+        except OSError:
+            return None
+        return "\n".join(lines[-TAIL_LINES:]) or None
 
     def _last_step(self) -> int:
         try:
@@ -131,6 +148,15 @@ def _input_ended(timeout_s: float) -> bool:
     """Whether standard input has ended; what arrives on it is dropped."""
     ready, _, _ = select.select([0], [], [], timeout_s)
     return bool(ready) and os.read(0, 4096) == b""
+
+
+def _memory_kills() -> int:
+    """How many processes the kernel has ended for lack of memory since boot, in whichever cgroup."""
+    try:
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 def _signal_group(pid: int, number: int) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from llmtrain.commands.program import WithProgram, read_words
+from llmtrain.cli_program import WithProgram, read_words
 from llmtrain.errors import InputFileError, UsageError
 
 PANEL = "Every day"

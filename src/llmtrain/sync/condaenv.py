@@ -1,0 +1,239 @@
+"""What a conda, venv or uv environment needs to work at its destination, and the proof that it does."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmtrain.cluster.fleet import Command, Fleet, run_on_all
+from llmtrain.cluster.local import LocalTransport
+from llmtrain.errors import DiskError, InputFileError, SyncError, UsageError
+from llmtrain.sync.place import write_json
+
+if TYPE_CHECKING:
+    from llmtrain.sync.request import SyncReport
+
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
+PROVED = ("torch", "deepspeed", "transformers")
+UNPACK_S = 3600.0
+PROVE_S = 300.0
+SYSTEM = ("/usr", "/bin", "/lib")
+
+# Runs under the environment's own interpreter on every host; the answers must be the same everywhere.
+_PROOF = """
+import importlib, importlib.util, json, os, sys
+found = {"python": sys.version.split()[0], "prefix": os.path.realpath(sys.prefix), "imports": {}, "scripts": []}
+for name in json.loads(sys.argv[1]):
+    if importlib.util.find_spec(name) is not None:
+        found["imports"][name] = str(getattr(importlib.import_module(name), "__version__", "?"))
+from importlib.metadata import distributions
+found["packages"] = sorted({"%s %s" % (one.metadata["Name"], one.version) for one in distributions()})
+meta = os.path.join(sys.prefix, "conda-meta")
+found["conda"] = sorted(one for one in os.listdir(meta) if one.endswith(".json")) if os.path.isdir(meta) else []
+folder = os.path.join(sys.prefix, "bin")
+for name in sorted(os.listdir(folder)):
+    path = os.path.join(folder, name)
+    if os.path.isfile(path):
+        with open(path, "rb") as stream:
+            line = stream.readline(4096)
+        if line.startswith(b"#!"):
+            words = line[2:].split()
+            program = os.fsdecode(words[0]) if words else ""
+            if not os.path.exists(program):
+                found["scripts"].append("%s starts %s" % (name, program))
+print("PROOF" + json.dumps(found))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """An environment on this machine."""
+
+    prefix: Path
+    """Its folder."""
+    kind: str
+    """conda, venv, uv or plain."""
+    base: Path | None
+    """Folder of the interpreter a venv was made from; None where the environment has its own."""
+    editable: tuple[tuple[str, str], ...]
+    """Packages installed in place: (name, folder outside the environment)."""
+
+
+def read_environment(prefix: Path) -> Environment:
+    """Look at an environment.
+
+    Raises:
+        InputFileError: not an environment.
+    """
+    if not (prefix / "bin" / "python").exists():
+        raise InputFileError(
+            "not an environment: it has no bin/python", where=str(prefix), fix="name a prefix, or a conda-pack archive"
+        )
+    base, kind = None, "plain"
+    if (prefix / "conda-meta").is_dir():
+        kind = "conda"
+    elif (prefix / "pyvenv.cfg").is_file():
+        config = _read_cfg(prefix / "pyvenv.cfg")
+        kind = "uv" if "uv" in config else "venv"
+        home = Path(config.get("home", "/usr/bin"))
+        base = Path(os.path.realpath(home / "python3")).parent.parent if (home / "python3").exists() else home.parent
+    return Environment(prefix=prefix, kind=kind, base=base, editable=tuple(_read_editable(prefix)))
+
+
+def _read_cfg(path: Path) -> dict[str, str]:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_string("[venv]\n" + path.read_text(encoding="utf-8", errors="replace"))
+    return dict(parser["venv"])
+
+
+def _read_editable(prefix: Path) -> list[tuple[str, str]]:
+    found = []
+    for path in prefix.glob("lib*/python3*/site-packages/*.dist-info/direct_url.json"):
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        folder = str(document.get("url", "")).removeprefix("file://")
+        if document.get("dir_info", {}).get("editable") and not folder.startswith(f"{prefix}/"):
+            found.append((path.parent.name.split("-")[0], folder))
+    return sorted(set(found))
+
+
+def prepare_environment(
+    path: Path, dest: str, *, relocate: bool, force: bool = False
+) -> tuple[Path, tuple[Path, ...], list[str]]:
+    """Make an environment ready to be copied to ``dest``.
+
+    An archive is unpacked here, once, at its final prefix. For another path a rewritten copy is made beside our cache.
+
+    Returns:
+        The folder to copy, further folders it needs at their own paths (the interpreter a venv was made from), and
+        what a person should know.
+
+    Raises:
+        UsageError: another path without ``--relocate``.
+        InputFileError: not an environment, or one that cannot work elsewhere.
+        DiskError: the archive cannot be unpacked.
+    """
+    notes = []
+    if path.is_file():
+        path = unpack(path, Path(dest))
+        notes.append(f"unpacked at {path}")
+    environment = read_environment(path)
+    notes.insert(0, f"{environment.kind} environment {path}")
+    if environment.editable and not force:
+        name, folder = environment.editable[0]
+        raise InputFileError(
+            f"{len(environment.editable)} packages are installed in place (editable): {name} from {folder}",
+            where=str(path),
+            fix=f"pip install it normally; or llmtrain sync {folder} to the hosts as well and use --force",
+        )
+    also: tuple[Path, ...] = ()
+    if environment.base is not None:
+        if str(environment.base).startswith(SYSTEM):
+            notes.append(f"made from the system's Python in {environment.base}: every host needs the same one")
+        else:
+            also = (environment.base,)
+            notes.append(f"its interpreter in {environment.base} goes along")
+    if dest != str(path):
+        if not relocate:
+            raise UsageError(
+                "an environment works only at the path it was made for",
+                where=f"{path} -> {dest}",
+                fix="leave --dest out, or add --relocate to rewrite the paths inside",
+            )
+        from llmtrain.sync.relocate import relocated
+
+        path, more = relocated(path, dest)
+        notes += more
+    return path, also, notes
+
+
+def unpack(archive: Path, prefix: Path) -> Path:
+    """Unpack an archive of an environment at its final prefix, and let conda-unpack run there once.
+
+    Raises:
+        InputFileError: not an archive, or something else stands at the prefix.
+        DiskError: it cannot be unpacked.
+    """
+    if not archive.name.endswith(ARCHIVES):
+        raise InputFileError("neither an environment nor an archive of one", where=str(archive), fix="*.tar[.gz|.zst]")
+    info = archive.stat()
+    stamp = {"archive": str(archive), "size": info.st_size, "mtime_ns": info.st_mtime_ns}
+    record = prefix.parent / f".{prefix.name}.llmtrain" / "archive.json"
+    if prefix.exists():
+        if record.exists() and json.loads(record.read_text(encoding="utf-8")) == stamp:
+            return prefix
+        raise InputFileError(
+            "something else stands where the archive would be unpacked",
+            where=str(prefix),
+            fix=f"remove it, or --dest another path than {prefix}",
+        )
+    part = record.parent / "unpack"
+    head = LocalTransport("head")
+    try:
+        record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        head.run(Command(argv=("rm", "-rf", str(part)), timeout_s=UNPACK_S))
+        part.mkdir()
+    except OSError as error:
+        raise DiskError(f"cannot be written: {error.strerror}", where=str(part), fix="name another --dest") from None
+    result = head.run(Command(argv=("tar", "-xpf", str(archive), "-C", str(part)), timeout_s=UNPACK_S))
+    if result.code != 0:
+        raise DiskError(f"the archive cannot be unpacked: {result.tail()}", where=str(archive), fix="df -h; tar --help")
+    inner = [entry for entry in part.iterdir() if entry.is_dir()]
+    root = inner[0] if not (part / "bin").exists() and len(inner) == 1 else part
+    root.rename(prefix)
+    if (prefix / "bin" / "conda-unpack").exists():
+        script = str(prefix / "bin" / "conda-unpack")
+        done = head.run(Command(argv=(str(prefix / "bin" / "python"), script), timeout_s=UNPACK_S))
+        if done.code != 0:
+            raise SyncError(f"conda-unpack failed: {done.tail()}", where=str(prefix), fix=f"run {script}")
+    write_json(str(record), stamp)
+    return prefix
+
+
+def prove(report: SyncReport, fleet: Fleet, prefix: str) -> None:
+    """Start the environment on every host that got it; mark those where it does not work, or is another one."""
+    argv = (f"{prefix}/bin/python", "-I", "-B", "-c", _PROOF, json.dumps(PROVED))
+    names = [host.host for host in report.hosts if host.ok]
+    results = run_on_all(names, lambda name: _parse_proof(fleet[name].run(Command(argv=argv, timeout_s=PROVE_S))))
+    proofs = results.good
+    usual = _most_common(list(proofs.values()))
+    for host in report.hosts:
+        if host.host in results.failed:
+            host.ok, host.error = False, f"copied, but it does not work there: {results.failed[host.host].error}"
+        elif host.host in proofs:
+            proof = proofs[host.host]
+            if proof["scripts"]:
+                host.ok, host.error = False, f"copied, but {proof['scripts'][0]}, which is not there"
+            elif proof != usual:
+                host.ok, host.error = False, f"copied, but it is not what the others have: {_difference(proof, usual)}"
+            else:
+                host.note = f"{host.note or 'equal'}; {render_proof(proof)}"
+
+
+def render_proof(proof: dict[str, Any]) -> str:
+    """What an environment said about itself, in a few words."""
+    imports = ", ".join(f"{name} {version}" for name, version in proof["imports"].items())
+    return f"Python {proof['python']}{', ' + imports if imports else ''} start"
+
+
+def _parse_proof(result: Any) -> dict[str, Any]:
+    text = result.stdout.decode("utf-8", "replace")
+    _, mark, document = text.rpartition("PROOF{")
+    if result.code != 0 or not mark:
+        raise SyncError(result.tail(), fix="start its bin/python there")
+    return dict(json.loads("{" + document))
+
+
+def _most_common(proofs: list[dict[str, Any]]) -> dict[str, Any]:
+    return max(proofs, key=proofs.count) if proofs else {}
+
+
+def _difference(proof: dict[str, Any], usual: dict[str, Any]) -> str:
+    key = next(key for key in proof if proof[key] != usual.get(key))
+    return f"{key} {str(proof[key])[:80]}"

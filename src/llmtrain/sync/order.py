@@ -1,0 +1,232 @@
+"""From the words of a command line to a sync: what, from where, to whom; and the report."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from llmtrain.cluster.fleet import Fleet, Transport, run_on_all
+from llmtrain.cluster.local import LocalTransport
+from llmtrain.errors import InputFileError, LlmtrainError, UsageError
+from llmtrain.spec.hostfile import Cluster, read_hostfile
+from llmtrain.spec.runspec import parse_ports
+from llmtrain.sync.distribute import run_rollback, run_sync
+from llmtrain.sync.request import DEFAULT_PORTS, HostReport, SyncReport, SyncRequest, refuse_failures
+from llmtrain.sync.weights import LEAN, check_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llmtrain.spec.runspec import RunSpec
+    from llmtrain.sync.crew import Tell
+
+What = Literal["files", "weights", "environment"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncOptions:
+    """Options of the three commands."""
+
+    dest: str | None = None
+    """``--dest``."""
+    exclude: tuple[str, ...] = ()
+    """``--exclude``."""
+    delete: bool = False
+    """``--delete``."""
+    rate: str | None = None
+    """``--rate``."""
+    transport: Literal["auto", "tls", "star"] = "auto"
+    """``--transport``."""
+    checksum: bool = False
+    """``--checksum``."""
+    keep: int = 1
+    """``--keep``."""
+    rollback: bool = False
+    """``--rollback``."""
+    force: bool = False
+    """``--force``."""
+    dry_run: bool = False
+    """``--dry-run``."""
+    relocate: bool = False
+    """``--relocate``."""
+    lean: bool = False
+    """``--profile lean``."""
+
+
+def order_sync(what: What, words: Sequence[str], options: SyncOptions, spec: RunSpec, tell: Tell) -> SyncReport:
+    """Carry out one of the commands ``sync``, ``sync-weights``, ``sync-env``.
+
+    Args:
+        what: which one.
+        words: ``[SOURCE]``, or ``SOURCE DEST FIRST_HOST LAST_HOST`` as in older scripts.
+        options: the command's options.
+        spec: the run file and its hosts.
+        tell: called for everything a person would want to see.
+
+    Raises:
+        LlmtrainError: nothing could be done; a failure of single hosts is in the report instead.
+    """
+    cluster = read_hostfile(_need_hosts(spec))
+    request = make_request(what, words, options, spec, cluster)
+    tell("order", {"path": request.path, "dest": request.dest, "hosts": list(request.hosts)})
+    also: tuple[Path, ...] = ()
+    if request.source_host is None and not options.rollback:
+        request, also = _prepare(request, options, tell)
+    fleet, failed = open_hosts(request.hosts)
+    source: Transport | None = None
+    try:
+        if request.source_host is not None:
+            source = _connect(request.source_host)
+        reached = replace(request, hosts=tuple(fleet))
+        for path in also:
+            one = replace(reached, path=str(path), dest=str(path), what="files", delete=False)
+            refuse_failures(run_sync(one, fleet, tell))
+        if not reached.hosts:
+            report = SyncReport(hosts=[])
+        elif options.rollback:
+            report = run_rollback(reached, fleet, tell)
+        else:
+            report = run_sync(reached, fleet, tell, source=source)
+        if what == "environment" and not options.rollback and not options.dry_run:
+            from llmtrain.sync.condaenv import prove
+
+            prove(report, fleet, request.dest)
+    finally:
+        fleet.close()
+        if source is not None:
+            source.close()
+    missing = [HostReport(host=name, error=error.error) for name, error in failed.items()]
+    order = list(request.hosts)
+    report.hosts = sorted([*report.hosts, *missing], key=lambda one: order.index(one.host))
+    return report
+
+
+def _need_hosts(spec: RunSpec) -> str:
+    if spec.hosts is None:
+        raise UsageError(
+            "--hosts HOSTFILE is missing, and no run file gives hosts",
+            where="command line",
+            fix="add --hosts HOSTFILE, or set LLMTRAIN_HOSTS",
+        )
+    return spec.hosts
+
+
+def make_request(
+    what: What, words: Sequence[str], options: SyncOptions, spec: RunSpec, cluster: Cluster
+) -> SyncRequest:
+    """What is asked for, with defaults filled in. Reads the environment, touches nothing.
+
+    Raises:
+        UsageError: no source, or words that do not go together.
+    """
+    source, dest, hosts = _read_words(words, cluster)
+    source = source or _default_source(what, spec)
+    host, path = _split_host(source)
+    path = os.path.abspath(os.path.expanduser(path)) if host is None else path  # noqa: PTH100, PTH111
+    if not path.startswith("/"):
+        raise UsageError("a source on a host must be an absolute path", where=source, fix=f"write {host}:/PATH")
+    dest = dest or options.dest or _default_dest(path)
+    return SyncRequest(
+        path=path,
+        dest=os.path.abspath(dest),  # noqa: PTH100
+        hosts=hosts,
+        source_host=host,
+        what=what,
+        exclude=(*options.exclude, *(LEAN if options.lean else ())),
+        delete=options.delete,
+        checksum=options.checksum,
+        force=options.force,
+        dry_run=options.dry_run,
+        rate=None if options.rate is None else parse_rate(options.rate),
+        keep=options.keep,
+        transport=options.transport,
+        network=spec.network,
+        ports=parse_ports(spec.ports) if spec.ports else DEFAULT_PORTS,
+    )
+
+
+def _read_words(words: Sequence[str], cluster: Cluster) -> tuple[str | None, str | None, tuple[str, ...]]:
+    names = cluster.names
+    if len(words) <= 1:
+        return (words[0] if words else None), None, names
+    if len(words) == 2:
+        return words[0], words[1], names
+    if len(words) == 4:
+        first, last = words[2], words[3]
+        for name in (first, last):
+            if name not in names:
+                raise UsageError(f"{name} is not in the hostfile", where=cluster.origin, fix=f"one of {names[:8]}")
+        span = names[names.index(first) : names.index(last) + 1]
+        if not span:
+            raise UsageError(f"{last} stands before {first}", where=cluster.origin, fix="swap the two")
+        return words[0], words[1], span
+    raise UsageError("too many words", where=" ".join(words), fix="SOURCE [DEST], or SOURCE DEST FIRST_HOST LAST_HOST")
+
+
+def _default_source(what: What, spec: RunSpec) -> str:
+    if what == "weights" and spec.model.path:
+        return spec.model.path
+    if what == "environment":
+        active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
+        if spec.environment or active:
+            return spec.environment or active or ""
+    wanted = {"weights": "model.path", "environment": "environment"}.get(what)
+    hint = f"name it, or write {wanted} into llmtrain.yaml" if wanted else "name it"
+    raise UsageError("no source is given", where="command line", fix=hint)
+
+
+def _default_dest(path: str) -> str:
+    return re.sub(r"\.(tar|tar\.gz|tgz|tar\.zst)$", "", path)
+
+
+def _split_host(text: str) -> tuple[str | None, str]:
+    host, colon, path = text.partition(":")
+    return (host, path) if colon and "/" not in host else (None, text)
+
+
+def parse_rate(text: str) -> float:
+    """``100M`` or ``1.5G`` (bytes a second), ``200mbit`` (bits a second) as bytes per second.
+
+    Raises:
+        UsageError: not a rate.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)(bit|b|ib)?(/s|ps)?", text.strip().lower())
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(f"{text!r} is not a rate", where="--rate", fix="write for example 100M or 800mbit")
+    factor = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[match[2]]
+    return float(match[1]) * factor / (8 if match[3] == "bit" else 1)
+
+
+def _prepare(request: SyncRequest, options: SyncOptions, tell: Tell) -> tuple[SyncRequest, tuple[Path, ...]]:
+    """Check what is on this machine; returns the request and further folders that must go along."""
+    path = Path(request.path)
+    if not path.exists():
+        raise InputFileError("there is nothing to copy", where=request.path, fix=f"ls {path.parent}")
+    also: tuple[Path, ...] = ()
+    notes: list[str] = []
+    if request.what == "weights":
+        notes = check_weights(path, request.exclude)
+    elif request.what == "environment":
+        from llmtrain.sync.condaenv import prepare_environment
+
+        path, also, notes = prepare_environment(path, request.dest, relocate=options.relocate, force=options.force)
+    for note in notes:
+        tell("note", {"text": note})
+    return replace(request, path=str(path)), also
+
+
+def open_hosts(names: Sequence[str]) -> tuple[Fleet, dict[str, LlmtrainError]]:
+    """Connect to all hosts that answer."""
+    results = run_on_all(names, _connect)
+    return Fleet(results.good), results.failed
+
+
+def _connect(name: str) -> Transport:
+    if name == "localhost":
+        return LocalTransport(name)
+    from llmtrain.cluster.ssh import connect
+
+    return connect(name)
