@@ -1,4 +1,4 @@
-"""``exec``, ``hosts`` and ``ask``."""
+"""``exec``, ``hosts``, ``ask`` and ``diff``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
     app.command("exec", cls=WithProgram, rich_help_panel=PANEL)(execute)
     app.command("hosts", rich_help_panel=PANEL)(hosts)
     app.command("ask", rich_help_panel=PANEL)(ask)
+    app.command("diff", rich_help_panel=PANEL)(diff)
 
 
 def execute(
@@ -81,3 +82,22 @@ def ask(
     # Another program, since only the rank code may load torch.
     words = ["-m", "llmtrain.train.answer", "--max-tokens", str(max_tokens), "--", model, question]
     os.execv(sys.executable, [sys.executable, *words])  # noqa: S606
+
+
+def diff(
+    first: Annotated[str, typer.Argument(metavar="RUN_A", help="Run folder or id.")],
+    second: Annotated[str, typer.Argument(metavar="RUN_B", help="Run folder or id.")],
+) -> None:
+    """Show in what two runs differ: settings, versions, loss by step."""
+    from llmtrain.launch.compare import choose_steps, compare, read_record
+    from llmtrain.report.errors import clean
+
+    records = read_record(first), read_record(second)
+    lines = [f"{records[0].name} -> {records[1].name}"]
+    lines += [f"{item.key}: {item.first} -> {item.second}" for item in compare(*records)]
+    for step in choose_steps(*records):
+        before, after = (one.losses[step] for one in records)
+        lines.append(f"loss at step {step}: {before:.4f} -> {after:.4f} ({after - before:+.4f})")
+    ends = [one.outcome.get("reason", "still running") for one in records]
+    lines.append(f"end: {ends[0]} -> {ends[1]}")
+    typer.echo(clean("\n".join(lines)))
