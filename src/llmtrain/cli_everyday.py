@@ -1,4 +1,4 @@
-"""``exec``, ``hosts``, ``ask`` and ``diff``."""
+"""``exec``, ``hosts``, ``ask``, ``diff`` and ``init``."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def register(app: typer.Typer) -> None:
     app.command("hosts", rich_help_panel=PANEL)(hosts)
     app.command("ask", rich_help_panel=PANEL)(ask)
     app.command("diff", rich_help_panel=PANEL)(diff)
+    app.command("init", rich_help_panel=PANEL)(init)
 
 
 def execute(
@@ -101,3 +102,24 @@ def diff(
     ends = [one.outcome.get("reason", "still running") for one in records]
     lines.append(f"end: {ends[0]} -> {ends[1]}")
     typer.echo(clean("\n".join(lines)))
+
+
+def init(
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="FILE", help="LLaMA-Factory or axolotl YAML to translate.")
+    ] = None,
+) -> None:
+    """Write a commented llmtrain.yaml here, or translate another tool's file."""
+    from llmtrain.spec.runfile import DEFAULT_NAME
+    from llmtrain.spec.translate import read_foreign, render_run_file
+
+    translation = read_foreign(source) if source else None
+    try:
+        with Path(DEFAULT_NAME).open("x", encoding="utf-8") as file:
+            file.write(render_run_file(translation))
+    except FileExistsError:
+        fix = "move it away first"
+        raise UsageError("there is one already, and it is never overwritten", where=DEFAULT_NAME, fix=fix) from None
+    typer.echo(f"written: {DEFAULT_NAME}", err=True)
+    for key in translation.left if translation else ():
+        typer.echo(f"no counterpart: {key}", err=True)
