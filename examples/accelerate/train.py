@@ -14,7 +14,8 @@ from accelerate.utils import DeepSpeedPlugin
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model_dir, data, output, config, steps = sys.argv[1:]
-accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config, gradient_clipping=1.0))
+plugin = DeepSpeedPlugin(hf_ds_config=config, gradient_clipping=1.0)
+accelerator = Accelerator(deepspeed_plugin=plugin, cpu=not torch.cuda.is_available())
 tokenizer = AutoTokenizer.from_pretrained(model_dir)
 model = AutoModelForCausalLM.from_pretrained(model_dir)
 texts = [json.loads(line)["messages"] for line in Path(data).read_text(encoding="utf-8").splitlines()]
