@@ -1,14 +1,12 @@
-"""A module, a failing script and the accelerate example, where this machine has no pdsh."""
+"""A module where this machine has no pdsh, and scripts that fail or are stopped."""
 
 from __future__ import annotations
 
 import json
 import signal
-from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 NO_PDSH = {"PATH": "/root/few"}
 """A head whose PATH holds ssh and tar only."""
 PLAIN = """
@@ -100,13 +98,3 @@ def test_stop_on_the_ssh_launcher(script_lab):
     done = script_lab.llmtrain(folder, *argv, until="here", number=signal.SIGTERM)
     assert done.code == 143, done.err
     assert (done.json["leftovers"], done.json["unverified"]) == ({}, [])
-
-
-def test_accelerate_example(script_lab):
-    """A loop of one's own under Accelerate's plugin trains unchanged with the text that keeps auto."""
-    folder = script_lab.folder("/root/accelerate", {"train.py": EXAMPLES / "accelerate/train.py"})
-    argv = ["launch", *SETS, "--config", "zero3-offload", "--model", "/root/model", "--data", "/root/data.jsonl"]
-    argv += ["--", "train.py", "{model}", "{data}", "{output}", "{ds_config}", "3"]
-    done = script_lab.llmtrain(folder, *argv)
-    assert done.code == 0, done.err
-    assert "step 3 loss" in done.log("node1", 0)
