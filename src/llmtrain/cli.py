@@ -14,7 +14,9 @@ import typer
 
 from llmtrain import __version__
 from llmtrain.cli_check import register as register_check
+from llmtrain.cli_everyday import register as register_everyday
 from llmtrain.cli_plan import register as register_plan
+from llmtrain.cli_program import WithProgram, before_program, read_program
 from llmtrain.cli_sync import register as register_sync
 from llmtrain.errors import ExitCode, LlmtrainError, UsageError
 
@@ -70,8 +72,9 @@ def _root(
     """Fine-tune a causal language model over bare SSH hosts with one command."""
 
 
-@app.command()
+@app.command(cls=WithProgram)
 def launch(
+    context: typer.Context,
     run_file: RunFile = None,
     hosts: Hosts = None,
     config: Config = None,
@@ -87,10 +90,16 @@ def launch(
     envs: Envs = None,
     env_file: EnvFile = None,
     skip_check: SkipChecks = None,
+    launcher: Annotated[
+        str | None, typer.Option("--launcher", metavar="auto|pdsh|ssh", help="How the ranks are started.")
+    ] = None,
+    code: Annotated[
+        str | None, typer.Option("--code", metavar="DIR", help="Code sent with a script of yours; its folder.")
+    ] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fine-tune a model over the hosts of a hostfile."""
+    """Fine-tune a model over the hosts of a hostfile, or run a script of yours there: launch ... -- train.py ARGS."""
     from llmtrain.cluster.findings import parse_names
     from llmtrain.launch.job import Selection
     from llmtrain.launch.run import launch as run_launch
@@ -107,10 +116,12 @@ def launch(
         master_port=master_port,
         skip_checks=parse_names(skip_check or (), option="--skip-check"),
     )
+    options["launcher"] = ("--launcher", launcher)
     spec = _read(run_file, options, sets, envs)
+    script = read_program(context, code)
     live = Live()
     try:
-        result = run_launch(spec, selection, live.tell, dry_run=dry_run)
+        result = run_launch(spec, selection, live.tell, dry_run=dry_run, script=script)
     finally:
         live.close()
     if isinstance(result, Outcome):
@@ -194,6 +205,7 @@ def _finish(document: dict[str, Any] | None, code: int) -> NoReturn:
 register_check(app)
 register_sync(app)
 register_plan(app)
+register_everyday(app)
 
 
 def main() -> None:
@@ -215,7 +227,7 @@ def _fail(error: LlmtrainError) -> int:
     from llmtrain.report.errors import error_json, show_error
 
     show_error(error)
-    if "--json" in sys.argv:
+    if "--json" in before_program(sys.argv):
         sys.stdout.write(json.dumps(error_json(error), indent=2) + "\n")
     return int(error.exit_code)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -148,36 +147,11 @@ def test_a_file_that_cannot_be_read_is_an_input_error(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["data.jsonl.gz", "data", "data.arrow"])
-def test_an_unknown_ending_names_the_two_that_are_read(tmp_path, name):
+def test_an_unknown_ending_names_those_that_are_read(tmp_path, name):
     """The container goes by the file's ending, so a file without a known one is refused."""
     path = tmp_path / name
     path.write_text(GOOD)
-    assert ".jsonl (one JSON object a line) or .txt" in refused(path).fix
-
-
-@pytest.mark.parametrize(
-    ("name", "raw"),
-    [
-        ("my data.json", "[" + GOOD + ",\n" + GOOD + "]"),
-        ("lines.json", GOOD + "\n" + GOOD + "\n"),
-        ("it's.csv", 'id,text\n1,"a, b"\n2,c\n'),
-    ],
-)
-def test_the_command_that_converts_a_file_works(tmp_path, name, raw):
-    """Containers that are not read yet come with a command whose result is read."""
-    path = tmp_path / name
-    path.write_text(raw)
-    fault = refused(path)
-    assert fault.error == f"{path.suffix} data is not read yet"
-    subprocess.run(["sh", "-c", fault.fix.removeprefix("if it holds one object on each line: ")], check=True)
-    assert read_dataset(path.with_suffix(".jsonl")).examples == 2
-
-
-def test_a_parquet_file_comes_with_its_conversion(tmp_path):
-    """Parquet is not read yet; the fix names the library that the training environment has."""
-    path = tmp_path / "data.parquet"
-    path.write_bytes(b"PAR1")
-    assert "datasets.Dataset.from_parquet" in refused(path).fix
+    assert ".jsonl (one JSON object a line), .txt" in refused(path).fix
 
 
 plain = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\0\ufeff{"), min_size=1).filter(

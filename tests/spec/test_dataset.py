@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtrain.errors import ExitCode, InputFileError
-from llmtrain.spec.dataset import FORMATS, ROLES, iter_examples, read_dataset, recognise
+from llmtrain.spec.dataset import iter_examples, read_dataset
+from llmtrain.spec.formats import FORMATS, recognise
+from llmtrain.spec.messages import ROLES
 
 ROOT = Path(__file__).parents[2]
 USER = {"role": "user", "content": "q"}
@@ -59,9 +61,6 @@ BAD_LINES = [
     ("duplicate inner key", '{"messages": [{"role": "user", "role": "tool"}]}', "'role' is there twice", ""),
     ("no field", "{}", "no field 'messages' (keys found: none)", "write lines like"),
     ("near field", '{"mesages": []}', "no field 'messages' (keys found: 'mesages')", "rename 'mesages' to 'messages'"),
-    ("sharegpt", '{"conversations": []}', "ShareGPT data is not read yet", "from to role"),
-    ("alpaca", '{"instruction": "x", "output": "y"}', "Alpaca data is not read yet", "output the assistant"),
-    ("completion", '{"prompt": "x", "completion": "y"}', "prompt/completion data is not", "completion the assistant"),
     ("one message", json.dumps(USER), "one message a line data is not read yet", "into one line"),
     ("not a list", '{"messages": "hi"}', "messages: expected a list, found a string", '"role"'),
     ("null list", '{"messages": null}', "messages: expected a list, found null", '"role"'),
@@ -147,7 +146,7 @@ def test_an_unknown_format_name_is_answered_with_the_nearest(tmp_path):
     path.write_text(GOOD)
     fault = refused(path, "message")
     assert "data.format: 'message'" in fault.error
-    assert fault.fix == "did you mean messages? formats are auto, messages, text"
+    assert fault.fix == "did you mean messages? formats are auto, messages, text, sharegpt, alpaca, prompt-completion"
 
 
 # --- what is accepted --------------------------------------------------------------------------------------------
@@ -290,7 +289,9 @@ def test_each_format_is_recognised_by_its_own_sample():
     for known in FORMATS:
         sample = json.loads(known.sample)
         assert recognise(sample) == known.name
-        assert known.parse(sample)[0] == sample
+        example, extras = known.parse(sample)
+        assert not extras
+        assert example == sample or [turn["content"] for turn in example["messages"]] == ["...", "..."]
     assert recognise({"other": 1}) is None
     assert ROLES == ("system", "user", "assistant", "tool")
 

@@ -26,7 +26,7 @@ def judge(cluster: Cluster, facts: Mapping[str, Facts], needs: Needs) -> list[Fi
     items = [facts[name] for name in cluster.names if name in facts]
     findings = [
         *judge_identity(items),
-        *judge_software(items),
+        *judge_software(items, needs),
         *judge_accelerators(cluster, facts, needs),
         *judge_files(items, needs),
         *judge_machine(items, needs),

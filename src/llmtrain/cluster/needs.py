@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MIN_FREE_BYTES = 1 << 30
+PACKAGES = ("torch", "deepspeed", "transformers", "trl", "accelerate", "datasets")
+"""Packages the ranks of our own fine-tune import."""
+SCRIPT_PACKAGES = ("torch", "deepspeed")
+"""The same for a user's program; what else it imports is between it and its environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,3 +31,5 @@ class Needs:
     """Whether the ranks compute on NVIDIA GPUs."""
     bf16: bool = False
     """Whether the run file asks for bf16."""
+    packages: tuple[str, ...] = PACKAGES
+    """Packages the ranks import."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.cluster.needs import Needs
+from llmtrain.cluster.needs import PACKAGES, SCRIPT_PACKAGES, Needs
 from llmtrain.cluster.probes import FactsRequest
 from llmtrain.launch.job import python_on
 from llmtrain.launch.render import assume
@@ -54,19 +54,26 @@ def needs_of(job: Job, facts: Mapping[str, Facts], trees: Mapping[str, Mapping[s
         trees: digests of model and data here.
     """
     cuda = _computes_on_gpus(job.spec, facts)
-    wanted = replace(assume(job.spec, job.cluster.world_size), accelerator="cuda" if cuda else "cpu")
+    wanted = replace(assume(job.spec, job.cluster.world_size, job.script), accelerator="cuda" if cuda else "cpu")
     config = render_deepspeed(job.preset, overrides_layer(job.spec.deepspeed), model=job.model, wanted=wanted).config
-    share = ADAM_BYTES * job.model.parameters // job.cluster.world_size
+    parameters = job.model.parameters if job.model and job.script is None else 0
+    share = ADAM_BYTES * parameters // job.cluster.world_size
     held = share if not cuda or _offload_device(config) == "cpu" else 0
     return Needs(
         trees=trees,
-        # The tuned model, and what is copied where it is missing, with a little room.
-        free_bytes=2 * job.model.weight_bytes + job.data.bytes + _ROOM,
+        free_bytes=_space(job),
         memory_bytes={host.name: held * len(host.slots) for host in job.cluster.hosts},
         ops=ops_of(config, cuda=cuda),
         cuda=cuda,
         bf16=job.spec.model.dtype == "bf16",
+        packages=PACKAGES if job.script is None else SCRIPT_PACKAGES,
     )
+
+
+def _space(job: Job) -> int:
+    """The tuned model, and what is copied where it is missing, with a little room."""
+    model = job.model.weight_bytes if job.model else 0
+    return 2 * model + (job.data.bytes if job.data else 0) + (job.code.bytes if job.code else 0) + _ROOM
 
 
 def _computes_on_gpus(spec: RunSpec, facts: Mapping[str, Facts]) -> bool:

@@ -47,20 +47,25 @@ def open_fleet(job: Job) -> Fleet:
     Raises:
         PreflightError: at least one cannot be reached; all of them are named.
     """
-    if job.local:
-        name = job.cluster.names[0]
-        return Fleet({name: LocalTransport(name)})
-    from llmtrain.cluster.ssh import connect
-
-    def open_one(name: str) -> Transport:
-        return connect(name)
-
-    results = run_on_all(job.cluster.names, open_one)
+    results = run_on_all(job.cluster.names, lambda name: open_host(name, local=job.local))
     if results.failed:
         for transport in results.good.values():
             transport.close()
         refuse_failures(unreachable(results.failed))
     return Fleet(results.good)
+
+
+def open_host(name: str, *, local: bool) -> Transport:
+    """Connect to one host, or to this machine.
+
+    Raises:
+        HostError: it cannot be reached.
+    """
+    if local:
+        return LocalTransport(name)
+    from llmtrain.cluster.ssh import connect
+
+    return connect(name)
 
 
 def examine_hosts(job: Job, fleet: Fleet) -> Contact:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import ipaddress
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmtrain.errors import InputFileError, UsageError
 from llmtrain.launch.render import assume
+from llmtrain.spec.codetree import CodeTree, read_code
 from llmtrain.spec.dataset import DataReport, read_dataset
 from llmtrain.spec.dsconfig import render_deepspeed
 from llmtrain.spec.hostfile import Cluster, is_loopback_name, read_hostfile, select
 from llmtrain.spec.modelinfo import ModelInfo, read_model
 from llmtrain.spec.presets import Layer, overrides_layer, read_config
+from llmtrain.spec.source import Source, resolve_source
 from llmtrain.spec.yamlfile import read_text
 
 if TYPE_CHECKING:
     from llmtrain.spec.runspec import RunSpec
+    from llmtrain.spec.script import Script
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,21 +55,30 @@ class Job:
     """Options about hosts."""
     preset: Layer
     """DeepSpeed keys of ``--config``."""
-    model: ModelInfo
-    """The model on the head."""
-    data: DataReport
-    """The data on the head."""
+    model: ModelInfo | None
+    """The model on the head; only a user's program goes without."""
+    data: DataReport | None
+    """The data on the head; None where a user's program reads them, in a form of its own or none."""
+    sources: tuple[Source, ...]
+    """Where the examples come from; none for a user's program."""
     template_text: str | None
     """Chat template read from the user's file."""
     local: bool
     """The only host is this machine: no SSH is needed."""
+    script: Script | None = None
+    """A program of the user's that runs instead of our fine-tune."""
+    code: CodeTree | None = None
+    """Its files."""
 
     @property
     def trees(self) -> tuple[str, ...]:
         """Paths every host must have."""
         held_out = self.spec.data.eval
-        paths = [str(self.model.path), self.data.path]
-        return (*paths, held_out) if isinstance(held_out, str) else tuple(paths)
+        paths = [str(self.model.path) if self.model else None, *(source.path for source in self.sources)]
+        if self.script is not None:
+            paths.append(self.spec.data.path)
+        paths.append(held_out if isinstance(held_out, str) else None)
+        return tuple(path for path in paths if path is not None)
 
     def python_on(self, host: str) -> str:
         """The interpreter on a host."""
@@ -83,8 +95,10 @@ def python_on(spec: RunSpec, host: str) -> str:
     return spec.python or sys.executable
 
 
-def read_job(spec: RunSpec, selection: Selection) -> Job:
+def read_job(spec: RunSpec, selection: Selection, script: Script | None = None) -> Job:
     """Read hostfile, preset, model and data.
+
+    A user's program needs neither model nor data; both are sent to the hosts if they are given.
 
     Raises:
         UsageError: something needed is missing.
@@ -92,21 +106,23 @@ def read_job(spec: RunSpec, selection: Selection) -> Job:
     """
     hosts = _need(spec.hosts, "--hosts HOSTFILE", "hosts")
     config = _need(spec.config, "--config PRESET_OR_FILE", "config")
-    model_path = _need(spec.model.path, "--model DIR", "model.path")
-    data_path = _need(spec.data.path, "--data PATH", "data.path")
-    _refuse_unproven(spec)
+    if script is None:
+        _need(spec.model.path, "--model DIR", "model.path")
+        if not spec.data.mix:
+            _need(spec.data.path, "--data PATH", "data.path")
+        _refuse_unproven(spec)
     cluster = select(
         read_hostfile(hosts), include=selection.include, exclude=selection.exclude, num_hosts=selection.num_hosts
     )
     _check_per_host(spec, cluster)
     preset = read_config(config)
-    model = read_model(model_path)
+    model = read_model(spec.model.path) if spec.model.path else None
     # Rendered again once the hosts have said what they are; a fault of the configuration need not wait for them.
-    render_deepspeed(preset, overrides_layer(spec.deepspeed), model=model, wanted=assume(spec, cluster.world_size))
-    data = read_dataset(data_path, format=spec.data.format)
-    held_out = spec.data.eval
-    if isinstance(held_out, str):
-        read_dataset(held_out, format=data.format)
+    wanted = assume(spec, cluster.world_size, script)
+    render_deepspeed(preset, overrides_layer(spec.deepspeed), model=model, wanted=wanted)
+    data, sources = _read_data(spec) if script is None else (None, ())
+    if script is not None and spec.data.path and not Path(spec.data.path).exists():
+        raise InputFileError("the data does not exist", where=spec.data.path, fix="correct --data")
     return Job(
         spec=spec,
         cluster=cluster,
@@ -114,9 +130,33 @@ def read_job(spec: RunSpec, selection: Selection) -> Job:
         preset=preset,
         model=model,
         data=data,
+        sources=sources,
         template_text=_template_text(spec),
         local=is_local(cluster),
+        script=script,
+        code=read_code(script.code) if script and script.code else None,
     )
+
+
+def _read_data(spec: RunSpec) -> tuple[DataReport, tuple[Source, ...]]:
+    """Every file read once; what it holds is named, so that the ranks need not recognise it again."""
+    if spec.data.mix and spec.data.path:
+        raise UsageError("data.path and data.mix are both given", where="data", fix="keep one of them")
+    named = [(item.path, item.format, item.weight) for item in spec.data.mix]
+    asked = named or [(spec.data.path or "", spec.data.format, 1.0)]
+    sources = [resolve_source(path, kind, weight) for path, kind, weight in asked]
+    reports = [read_dataset(source) for source in sources]
+    if isinstance(spec.data.eval, str):
+        read_dataset(spec.data.eval, format=reports[0].format if len(reports) == 1 else "auto")
+    known = [replace(source, format=report.format) for source, report in zip(sources, reports, strict=True)]
+    formats = {report.format for report in reports}
+    total = replace(
+        reports[0],
+        format=formats.pop() if len(formats) == 1 else "mixed",
+        examples=sum(report.examples for report in reports),
+        bytes=sum(report.bytes for report in reports),
+    )
+    return total, tuple(known)
 
 
 def _need(value: str | None, option: str, key: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -16,23 +15,22 @@ from llmtrain.cluster.checks.files import missing_trees
 from llmtrain.cluster.sshconfig import render_ssh_config
 from llmtrain.errors import PreflightError
 from llmtrain.launch.choices import KEPT_ENV, choose_cores, rank_env
+from llmtrain.launch.command import NODE_RANK, choose_launcher, render_command, runner_env
+from llmtrain.launch.document import make_document
 from llmtrain.launch.render import assume
 from llmtrain.launch.rundir import HostDir, RunDir
 from llmtrain.spec.choice import Choice
 from llmtrain.spec.dsconfig import Rendered, render_deepspeed
-from llmtrain.spec.hostfile import render_hostfile, render_include
+from llmtrain.spec.hostfile import render_hostfile
 from llmtrain.spec.presets import overrides_layer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from llmtrain.launch.contact import Contact
     from llmtrain.launch.job import Job
+    from llmtrain.spec.codetree import CodeTree
     from llmtrain.spec.hostfile import Host
-
-RUNNER_ENV = ("HOME", "USER", "LOGNAME", "PATH", "LANG", "SSH_AUTH_SOCK", "KRB5CCNAME", "XDG_RUNTIME_DIR")
-"""What DeepSpeed's runner, pdsh and ssh keep of our environment."""
-GRACE_S = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +93,11 @@ class LaunchPlan:
     """DeepSpeed's configuration."""
     head_files: Mapping[str, str]
     """Name -> text of the files in the run folder on the head that the launcher reads."""
+    launcher: str
+    """``pdsh``, or ``ssh`` for DeepSpeed's launcher on each host over our own connections."""
     runner_argv: tuple[str, ...]
-    """The command; ``{run}`` stands for the run folder on the head until it exists, ``{link}`` for the link to it."""
+    """The command; ``{run}`` stands for the run folder on the head until it exists, ``{link}`` for the link to it.
+    With ``ssh`` it runs on each host, with the host's number for ``{node_rank}``."""
     runner_env: Mapping[str, str]
     """Environment of that command."""
     choices: tuple[Choice, ...]
@@ -107,6 +108,17 @@ class LaunchPlan:
     """Folders on the hosts that hold swap files of this run and are removed at its end."""
     private_env: frozenset[str]
     """Names of the variables whose values the user gave; nobody is shown them."""
+    code: CodeTree | None = None
+    """The user's code that is sent along."""
+
+    @property
+    def own_script(self) -> bool:
+        """Whether a program of the user's runs instead of our fine-tune."""
+        return bool(self.run["task"] == "script")
+
+    def node_argv(self, number: int) -> tuple[str, ...]:
+        """The command of the ssh launcher on one host."""
+        return tuple(part.replace(NODE_RANK, str(number)) for part in self.runner_argv)
 
     def argv(self, run_dir: RunDir) -> list[str]:
         """The command with the head's run folder filled in."""
@@ -124,7 +136,9 @@ def _fill(text: str, places: Mapping[str, str]) -> str:
     return text
 
 
-def plan_launch(job: Job, contact: Contact, run_id: str, environ: Mapping[str, str]) -> LaunchPlan:
+def plan_launch(
+    job: Job, contact: Contact, run_id: str, environ: Mapping[str, str], *, missing: Sequence[str] = ()
+) -> LaunchPlan:
     """Everything a launch will write and run.
 
     Args:
@@ -132,16 +146,22 @@ def plan_launch(job: Job, contact: Contact, run_id: str, environ: Mapping[str, s
         contact: what the hosts said.
         run_id: name of the run.
         environ: our own environment.
+        missing: which of deepspeed, torch and pdsh this machine lacks.
 
     Raises:
         InputFileError: DeepSpeed's configuration does not fit the run.
-        PreflightError: no port is free on host 0.
+        PreflightError: no port is free on host 0, or the launcher asked for cannot work here.
+        UsageError: an argument of the user's program names something that is not given.
     """
     rendered = _render(job, contact, run_id)
     run_dir, own_dirs = _folders(job, contact, run_id)
     address, port, meeting = _meeting_point(job, contact)
-    run = _run(job, contact, rendered, run_id, run_dir)
-    hosts = tuple(_plan_host(job, contact, host, run, run_dir, own_dirs[host.name]) for host in job.cluster.hosts)
+    launcher = choose_launcher(job.spec.launcher, local=job.local, missing=missing)
+    run = make_document(job, contact, rendered, run_id, run_dir)
+    shared = _shared_files(job, rendered)
+    hosts = tuple(
+        _plan_host(job, contact, host, run, run_dir, own_dirs[host.name], shared) for host in job.cluster.hosts
+    )
     return LaunchPlan(
         run_id=run_id,
         world_size=job.cluster.world_size,
@@ -158,18 +178,20 @@ def plan_launch(job: Job, contact: Contact, run_id: str, environ: Mapping[str, s
             "ds_env": "",
             "ds_config.json": json.dumps(rendered.config, indent=2) + "\n",
         },
-        runner_argv=_runner_argv(job, run_dir, address, port),
-        runner_env=_runner_env(environ),
-        choices=(*contact.choices, *meeting, *_general_choices(job, contact, run), *rendered.choices),
+        launcher=launcher.value,
+        runner_argv=render_command(job, run_dir, address=address, port=port, launcher=launcher.value),
+        runner_env=runner_env(environ),
+        choices=(launcher, *contact.choices, *meeting, *_general_choices(job, contact, run), *rendered.choices),
         run=run,
         scratch=_scratch(rendered),
         private_env=frozenset(job.spec.env),
+        code=job.code,
     )
 
 
 def _render(job: Job, contact: Contact, run_id: str) -> Rendered:
     wanted = replace(
-        assume(job.spec, job.cluster.world_size),
+        assume(job.spec, job.cluster.world_size, job.script),
         dtype=contact.hardware.dtype,
         accelerator=contact.hardware.accelerator,
         checkpoint_local_storage=len(job.cluster.hosts) > 1,
@@ -214,46 +236,25 @@ def _meeting_point(job: Job, contact: Contact) -> tuple[str, int, tuple[Choice, 
     )
 
 
-def _run(job: Job, contact: Contact, rendered: Rendered, run_id: str, run_dir: HostDir) -> dict[str, Any]:
-    spec = job.spec
-    training = spec.training.model_dump()
-    if training["max_steps"] is None and training["epochs"] is None:
-        training["epochs"] = 1.0
-    return {
-        "schema": 1,
-        "run_id": run_id,
-        "run_dir": str(run_dir),
-        "world_size": job.cluster.world_size,
-        "task": "finetune",
-        "model": {
-            "path": str(job.model.path),
-            "dtype": contact.hardware.dtype,
-            "attention": contact.hardware.attention,
-            "trust_remote_code": spec.model.trust_remote_code,
-        },
-        "data": {
-            "path": job.data.path,
-            "format": job.data.format,
-            "max_length": min(spec.data.max_length, job.model.max_position or spec.data.max_length),
-            "packing": False,
-            "eval": spec.data.eval,
-            "chat_template": run_dir / "template.jinja" if job.template_text is not None else spec.data.chat_template,
-        },
-        "batch": {
-            "global": rendered.batch.global_,
-            "micro": rendered.batch.micro,
-            "accumulation": rendered.batch.accumulation,
-        },
-        "training": training,
-        "deepspeed": rendered.config,
-        "output": run_dir / "output",
-        "checkpoints": run_dir / "checkpoints",
-        "grace_s": GRACE_S,
-    }
+def _shared_files(job: Job, rendered: Rendered) -> list[HostFile]:
+    """Files that are the same on every host."""
+    files = []
+    if job.template_text is not None:
+        files.append(HostFile(path="template.jinja", text=job.template_text))
+    if job.script is not None:
+        texts = {"ds_config.json": rendered.template, "ds_config_resolved.json": rendered.config}
+        files += [HostFile(path=name, text=json.dumps(text, indent=2) + "\n") for name, text in texts.items()]
+    return files
 
 
 def _plan_host(
-    job: Job, contact: Contact, host: Host, run: Mapping[str, Any], run_dir: HostDir, own_dir: str
+    job: Job,
+    contact: Contact,
+    host: Host,
+    run: Mapping[str, Any],
+    run_dir: HostDir,
+    own_dir: str,
+    shared: Sequence[HostFile],
 ) -> HostPlan:
     facts = contact.facts[host.name]
     link = contact.network.links[host.name]
@@ -280,8 +281,7 @@ def _plan_host(
         HostFile(path="env.json", text=json.dumps(_env_request(env, python))),
         HostFile(path="bin/python", text=render_stand_in(run_dir, python, job.spec.setup), mode=0o700),
     ]
-    if job.template_text is not None:
-        files.append(HostFile(path="template.jinja", text=job.template_text))
+    files.extend(shared)
     return HostPlan(
         name=host.name,
         slots=host.slots,
@@ -314,43 +314,6 @@ def render_stand_in(run_dir: HostDir, python: str, setup: tuple[str, ...]) -> st
     return "\n".join([*lines, f'exec {start} "$@"', ""])
 
 
-def _runner_argv(job: Job, run_dir: HostDir, address: str, port: int) -> tuple[str, ...]:
-    force = () if job.local else ("--force_multi",)
-    return (
-        sys.executable,
-        "-m",
-        "llmtrain.train.runner",
-        run_dir / "bin/python",
-        "--hostfile",
-        "{run}/hostfile",
-        "--include",
-        render_include(job.cluster),
-        "--launcher",
-        "pdsh",
-        *force,
-        "--no_ssh_check",
-        "--no_local_rank",
-        "--master_addr",
-        address,
-        "--master_port",
-        str(port),
-        run_dir / "code/llmtrain/train/entry.py",
-        run_dir / "run.json",
-    )
-
-
-def _runner_env(environ: Mapping[str, str]) -> dict[str, str]:
-    return {
-        **{name: environ[name] for name in RUNNER_ENV if name in environ},
-        "PDSH_RCMD_TYPE": "ssh",
-        # pdsh splits this at spaces and replaces %h, and the user's folder may be called anything.
-        "PDSH_SSH_ARGS_APPEND": "-F {link}/ssh_config",
-        "DS_ENV_FILE": "{run}/ds_env",
-        # The runner itself computes nothing; without this it would look for accelerators on the head.
-        "DS_ACCELERATOR": "cpu",
-    }
-
-
 def _general_choices(job: Job, contact: Contact, run: Mapping[str, Any]) -> tuple[Choice, ...]:
     host = job.cluster.hosts[0]
     threads, cores = choose_cores(contact.facts[host.name].cpus, len(host.slots))
@@ -358,8 +321,12 @@ def _general_choices(job: Job, contact: Contact, run: Mapping[str, Any]) -> tupl
     bound = "each rank bound to its share" if cores else "more ranks than processors, so none is bound"
     chosen = [
         Choice(key="threads", value=threads, reason=f"{cpus} processors for {len(host.slots)} ranks; {bound}"),
-        Choice(key="data.format", value=run["data"]["format"], reason=f"{job.data.examples} examples recognised"),
     ]
+    if job.data is not None:
+        reason = f"{job.data.examples} examples recognised"
+        chosen.append(Choice(key="data.format", value=run["data"]["format"], reason=reason))
+    if job.script is not None:
+        return (*chosen, *_script_choices(job))
     if run["data"]["max_length"] != job.spec.data.max_length:
         reason = "the longest the model was made for"
         chosen.append(Choice(key="data.max_length", value=run["data"]["max_length"], reason=reason))
@@ -367,3 +334,16 @@ def _general_choices(job: Job, contact: Contact, run: Mapping[str, Any]) -> tupl
         reason = "max_steps wins over epochs"
         chosen.append(Choice(key="training.max_steps", value=job.spec.training.max_steps, reason=reason))
     return tuple(chosen)
+
+
+def _script_choices(job: Job) -> list[Choice]:
+    script = job.script
+    if script is None:
+        return []
+    how = {"file": "a file", "module": "a module", "console": "a command of the environment"}[script.kind]
+    connect = "" if script.kind == "file" else ", started once the ranks are connected"
+    sent = str(job.code) if job.code else "nothing is sent: --code DIR would"
+    return [
+        Choice(key="script", value=str(script), reason=f"{how} of yours{connect}; {len(script.args)} arguments"),
+        Choice(key="code", value=script.code, reason=f"{sent}; .gitignore is respected"),
+    ]

@@ -14,6 +14,7 @@ from llmtrain.spec.presets import overrides_layer, read_config
 if TYPE_CHECKING:
     from llmtrain.launch.job import Selection
     from llmtrain.spec.runspec import RunSpec
+    from llmtrain.spec.script import Script
 
 
 def render(spec: RunSpec, selection: Selection) -> Rendered:
@@ -40,7 +41,7 @@ def render(spec: RunSpec, selection: Selection) -> Rendered:
     )
 
 
-def assume(spec: RunSpec, world_size: int) -> Wanted:
+def assume(spec: RunSpec, world_size: int, script: Script | None = None) -> Wanted:
     """What a run asks of DeepSpeed where no host has been asked yet."""
     return Wanted(
         world_size=world_size,
@@ -50,4 +51,7 @@ def assume(spec: RunSpec, world_size: int) -> Wanted:
         weight_decay=spec.training.weight_decay,
         max_grad_norm=spec.training.max_grad_norm,
         accelerator=spec.env.get("DS_ACCELERATOR", "cuda"),
+        own_script=script is not None,
+        reads_resolved=script is not None and script.uses("ds_config_resolved"),
+        max_steps=spec.training.max_steps,
     )

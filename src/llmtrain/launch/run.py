@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,12 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.errors import DiskError, ExitCode, LlmtrainError, PreflightError, StoppedError, UsageError
+from llmtrain.errors import DiskError, ExitCode, LlmtrainError, StoppedError, UsageError
 from llmtrain.launch import verdict
+from llmtrain.launch.command import choose_launcher
 from llmtrain.launch.contact import Contact, examine_hosts, open_fleet
 from llmtrain.launch.execute import execute
 from llmtrain.launch.job import Job, Selection, read_job
 from llmtrain.launch.prepare import LaunchPlan, plan_launch
+from llmtrain.launch.project import examine_output, send_code
 from llmtrain.launch.rundir import RunDir, create_run_dir, new_run_id, write_private, write_record
 from llmtrain.launch.stage import copy_missing, fetch_tree, remove, remove_scratch, send_tree, stage, tree_bytes
 from llmtrain.launch.verdict import Outcome
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from llmtrain.cluster.fleet import Fleet
     from llmtrain.spec.runspec import RunSpec
+    from llmtrain.spec.script import Script
 
 Tell = Callable[[str, dict[str, Any]], None]
 """Called with the name of what happened and its values; the terminal or a log shows it."""
@@ -64,20 +66,24 @@ class Output:
         return f"{self.host}:{self.path}" if self.host else self.path
 
 
-def launch(spec: RunSpec, selection: Selection, tell: Tell, *, dry_run: bool = False) -> Outcome | LaunchPlan:
-    """Fine-tune over the hosts of the run.
+def launch(
+    spec: RunSpec, selection: Selection, tell: Tell, *, dry_run: bool = False, script: Script | None = None
+) -> Outcome | LaunchPlan:
+    """Fine-tune, or run a program of the user's, over the hosts of the run.
 
     Args:
         spec: the run.
         selection: options about hosts.
         tell: called for everything a person would want to see.
         dry_run: stop before anything is written and return the plan.
+        script: a program of the user's instead of the fine-tune.
 
     Raises:
         LlmtrainError: the run could not start. Once ranks have started every end is an :class:`Outcome`.
     """
-    job = read_job(spec, selection)
-    _check_head(job)
+    job = read_job(spec, selection, script)
+    missing = _find_missing()
+    choose_launcher(spec.launcher, local=job.local, missing=missing)  # before any host is contacted
     run_id = new_run_id(spec.name)
     output = _choose_output(job, run_id)
     tell("contact", {"hosts": list(job.cluster.names)})
@@ -85,7 +91,7 @@ def launch(spec: RunSpec, selection: Selection, tell: Tell, *, dry_run: bool = F
         fleet = open_fleet(job)
         try:
             contact = examine_hosts(job, fleet)
-            plan = plan_launch(job, contact, run_id, dict(os.environ))
+            plan = plan_launch(job, contact, run_id, dict(os.environ), missing=missing)
             tell("plan", {"plan": plan, "job": job, "output": str(output), "warnings": contact.warnings})
             if dry_run:
                 return plan
@@ -94,17 +100,10 @@ def launch(spec: RunSpec, selection: Selection, tell: Tell, *, dry_run: bool = F
             fleet.close()
 
 
-def _check_head(job: Job) -> None:
-    """What DeepSpeed's runner needs here.
-
-    Raises:
-        PreflightError: it is not installed.
-    """
-    if find_spec("deepspeed") is None:
-        fix = f"{sys.executable} -m pip install 'llmtrain[train]'"
-        raise PreflightError("DeepSpeed is not installed beside llmtrain; it starts the run", where="head", fix=fix)
-    if not job.local and shutil.which("pdsh") is None:
-        raise PreflightError("no pdsh program on this machine", where="head", fix="apt-get install pdsh")
+def _find_missing() -> tuple[str, ...]:
+    """What DeepSpeed's runner needs here and is not there."""
+    missing = [name for name in ("deepspeed", "torch") if find_spec(name) is None]
+    return (*missing, "pdsh") if shutil.which("pdsh") is None else tuple(missing)
 
 
 def _choose_output(job: Job, run_id: str) -> Output:
@@ -142,6 +141,8 @@ def _carry_out(ready: Prepared, fleet: Fleet, tell: Tell, asked: _Asked) -> Outc
     try:
         _copy(ready, fleet, tell)
         stage(plan, fleet)
+        if plan.own_script:
+            send_code(plan, fleet)
         tell("start", {"world_size": plan.world_size})
         watch.open()
     except LlmtrainError as error:
@@ -149,7 +150,7 @@ def _carry_out(ready: Prepared, fleet: Fleet, tell: Tell, asked: _Asked) -> Outc
         with contextlib.suppress(LlmtrainError):
             remove(plan, fleet, names=ready.job.cluster.names)
         raise
-    outcome = _train(ready, watch, run_dir, tell, asked)
+    outcome = _train(ready, fleet, watch, run_dir, tell, asked)
     if outcome.ok:
         outcome = _bring_home(ready, fleet, outcome, tell)
     _clean(ready, fleet, outcome)
@@ -184,10 +185,15 @@ def _copy(ready: Prepared, fleet: Fleet, tell: Tell) -> None:
     copy_missing(ready.plan, fleet, progress)
 
 
-def _train(ready: Prepared, watch: Watch, run_dir: RunDir, tell: Tell, asked: _Asked) -> Outcome:
+def _train(ready: Prepared, fleet: Fleet, watch: Watch, run_dir: RunDir, tell: Tell, asked: _Asked) -> Outcome:
     """From the first rank to a verified end."""
     with asked.in_order():
-        launcher = execute(ready.plan, run_dir)
+        try:
+            launcher = execute(ready.plan, run_dir, fleet)
+        except LlmtrainError as error:
+            watch.close(None, grace_s=0.0)
+            _write_failed_start(run_dir, error)
+            raise
         try:
             watch.run(launcher, asked.event)
         finally:
@@ -245,6 +251,12 @@ def _bring_home(ready: Prepared, fleet: Fleet, outcome: Outcome, tell: Tell) -> 
     """Bring the model from rank 0's host to where the user wants it."""
     first = ready.plan.hosts[0]
     source = f"{first.own_dir}/output"
+    if ready.plan.own_script:
+        left = examine_output(ready.plan, fleet)
+        found = {host: list(item.checkpoints) for host, item in left.items() if item.checkpoints}
+        outcome = replace(outcome, checkpoints=found)
+        if first.name in left and not left[first.name].files:
+            return outcome  # a program need not write anything
     tell("fetch", {"host": first.name, "output": str(ready.output)})
     try:
         _deliver(ready, fleet, source, lambda sent: tell("fetched", {"sent": sent}))
@@ -286,9 +298,17 @@ def _clean(ready: Prepared, fleet: Fleet, outcome: Outcome) -> None:
         remove_scratch(ready.plan, fleet)
     if not outcome.ok:
         return
+    names = list(ready.job.cluster.names)
+    keep = ["checkpoints"] if ready.job.spec.training.save_steps else []
     with contextlib.suppress(LlmtrainError):
-        keep = ["checkpoints"] if ready.job.spec.training.save_steps else []
-        remove(ready.plan, fleet, names=ready.job.cluster.names, keep=keep)
+        if ready.plan.own_script:
+            # Brought home was only rank 0's; a checkpoint in parts is of use only where its parts are.
+            left = examine_output(ready.plan, fleet)
+            first = ready.plan.hosts[0].name
+            keepers = [host for host, item in left.items() if item.checkpoints or (item.files and host != first)]
+            remove(ready.plan, fleet, names=keepers, keep=["output"])
+            names = [name for name in names if name not in keepers]
+        remove(ready.plan, fleet, names=names, keep=keep)
 
 
 class _Asked:

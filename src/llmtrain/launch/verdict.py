@@ -62,6 +62,8 @@ class Outcome:
     """Mean loss of the last step."""
     output: str | None = None
     """Where the tuned model is."""
+    checkpoints: dict[str, list[str]] = field(default_factory=dict)
+    """Host -> DeepSpeed checkpoints that a user's program left there; they stay."""
     leftovers: dict[str, list[int]] = field(default_factory=dict)
     """Host -> pids that could not be verified gone."""
     unverified: tuple[str, ...] = ()

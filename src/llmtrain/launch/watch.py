@@ -207,6 +207,8 @@ class Watch:
             return
         with (self.run_dir.logs / name).open("ab") as stream:
             stream.write(data)
+        if self.plan.own_script and name == f"{self.plan.hosts[0].name}-0.log":
+            self.tell("output", {"text": text})
 
     def _metric(self, line: bytes) -> None:
         try:
@@ -267,12 +269,12 @@ class Watch:
             return ""
         return "\n".join(lines[-12:])
 
-    def close(self, launcher: Launcher, *, grace_s: float) -> None:
+    def close(self, launcher: Launcher | None, *, grace_s: float) -> None:
         """End every process of the run, on the head and on every host that answers, and learn what is left."""
         self.closing = True
         for name in self.channels:
             self._send(name, {"stop": grace_s})
-        if grace_s:
+        if grace_s and launcher:
             launcher.end()
         deadline = time.monotonic() + grace_s + STOP_S
         while time.monotonic() < deadline:
@@ -280,7 +282,8 @@ class Watch:
             if not waiting:
                 break
             self._take(0.1)
-        launcher.end()
+        if launcher:
+            launcher.end()
         for channel in self.channels.values():
             channel.close()
 

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from llmtrain.spec.choice import Choice
 
 PLAIN_EVERY_S = 10.0
-PHASES = {"load": "loading the model", "data": "preparing the data", "save": "saving the model", "eval": "evaluating"}
+PHASES = {
+    "load": "loading the model",
+    "data": "preparing the data",
+    "save": "saving the model",
+    "eval": "evaluating",
+    "script": "running the script",
+}
 
 
 class Live:
@@ -103,6 +109,11 @@ class Live:
         else:
             self.say(text)
 
+    def _on_output(self, values: dict[str, Any]) -> None:
+        """What rank 0 of a user's program prints."""
+        for line in values["text"].splitlines():
+            self.say(f"  | {line}")
+
     def _on_metrics(self, values: dict[str, Any]) -> None:
         if "eval_loss" in values:
             self.say(f"step {values['step']}: eval_loss {_number(values['eval_loss'])}")
@@ -145,6 +156,8 @@ def show_outcome(live: Live, outcome: Outcome) -> None:
         live.say(f"done: {outcome.reason}{loss}")
         if outcome.output:
             live.say(f"model: {outcome.output}")
+        for host, paths in outcome.checkpoints.items():
+            live.say(f"checkpoints on {host}: {', '.join(paths)}")
         return
     failure = outcome.first_failure
     if failure is None:

@@ -49,6 +49,8 @@ def show_dry_run(console: Console, plan: LaunchPlan, output: str) -> None:
         for file in host.files:
             console.print(f"    {file.mode:o} {file.path} ({len(file.text.encode())} bytes)", markup=False)
     console.print("    600 code/llmtrain/... (the rank code of this llmtrain)", markup=False)
+    if plan.code is not None:
+        console.print(clean(f"    600 project/... ({plan.code})"), markup=False)
     console.print("\nenvironment of the ranks (first host; values of yours are not shown):", markup=False)
     for key, value in plan.hosts[0].env.items():
         console.print(f"  {key}={value if key not in plan.private_env else '(yours)'}", markup=False)

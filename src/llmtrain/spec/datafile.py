@@ -1,23 +1,20 @@
 """Data files as numbered records: which file can be read, and its bytes turned into one dict per example.
 
-A container is chosen by the file's suffix; adding one is an entry in ``CONTAINERS``. Files are streamed, so memory is
-bounded by the largest example. What the records mean is the business of ``dataset``.
+``containers`` chooses by the file's suffix, ``tables`` reads what does not lie in lines. Files are streamed, so memory
+is bounded by the largest example. What the records mean is the business of ``dataset``.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import shlex
-import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from llmtrain.errors import InputFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 Record = dict[str, Any]
@@ -69,63 +66,14 @@ def show_keys(record: Record) -> str:
     return ", ".join(shown + ["..."] * (len(record) > 8)) or "none"
 
 
-def choose_container(path: Path) -> Callable[[Path, int, Tally], Iterator[tuple[int, Record]]]:
-    """The reader for this file; everything that can be said without reading it is said here."""
-    try:
-        mode = path.stat().st_mode
-    except (OSError, ValueError) as error:
-        fix = _near_file(path) if isinstance(error, FileNotFoundError) else None
-        raise InputFileError(f"cannot open the data: {_reason(error)}", where=str(path), fix=fix) from None
-    if stat.S_ISDIR(mode):
-        raise InputFileError("the data path is a directory", where=str(path), fix="name one .jsonl or .txt file in it")
-    if not stat.S_ISREG(mode):
-        raise InputFileError(
-            "the data path is not a regular file", where=str(path), fix="write it to a .jsonl file first"
-        )
-    suffix = path.suffix.lower()
-    if suffix in CONTAINERS:
-        return CONTAINERS[suffix]
-    if suffix in _CONVERSIONS:
-        raise InputFileError(f"{suffix} data is not read yet", where=str(path), fix=_conversion(path))
-    raise InputFileError(
-        f"data file with the ending {show(suffix)}: cannot tell how to read it",
-        where=str(path),
-        fix="name it .jsonl (one JSON object a line) or .txt (documents between blank lines), uncompressed",
-    )
-
-
-def _conversion(path: Path) -> str:
-    """The command that makes a ``.jsonl`` file of it."""
-    source, target = shlex.quote(str(path)), shlex.quote(str(path.with_suffix(".jsonl")))
-    if path.suffix.lower() == ".json" and not _read_start(path).lstrip().startswith(b"["):
-        return f"if it holds one object on each line: cp {source} {target}"
-    return f"python3 -c {shlex.quote(_CONVERSIONS[path.suffix.lower()])} {source} > {target}"
-
-
-def _read_start(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(4096)
-    except OSError as error:
-        raise InputFileError(f"cannot read the data: {_reason(error)}", where=str(path)) from error
-
-
-def _near_file(path: Path) -> str:
-    """The sibling that was probably meant."""
-    try:
-        near = difflib.get_close_matches(path.name, [sibling.name for sibling in path.parent.iterdir()], n=1)
-    except OSError:
-        near = []
-    return f"did you mean {path.parent / near[0]}?" if near else "data is a local file, not a name on a hub"
-
-
-def _reason(error: OSError | ValueError) -> str:
+def reason_of(error: OSError | ValueError) -> str:
+    """What the system says."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def _read_jsonl(path: Path, limit: int, tally: Tally) -> Iterator[tuple[int, Record]]:
+def read_jsonl(path: Path, limit: int, tally: Tally) -> Iterator[tuple[int, Record]]:
     """One record per non-blank line."""
-    for number, line in _read_lines(path, limit, tally):
+    for number, line in read_lines(path, limit, tally):
         if not line.strip():
             continue
         try:
@@ -135,11 +83,11 @@ def _read_jsonl(path: Path, limit: int, tally: Tally) -> Iterator[tuple[int, Rec
         yield number, record
 
 
-def _read_paragraphs(path: Path, limit: int, tally: Tally) -> Iterator[tuple[int, Record]]:
+def read_paragraphs(path: Path, limit: int, tally: Tally) -> Iterator[tuple[int, Record]]:
     """One record per run of non-blank lines, numbered by its first line; line ends become single newlines."""
     paragraph: list[str] = []
     start, size = 1, 0
-    for number, line in _read_lines(path, limit, tally):
+    for number, line in read_lines(path, limit, tally):
         if line.strip():
             if not paragraph:
                 start = number
@@ -166,7 +114,7 @@ def _refuse_json_lines(path: Path, number: int, line: str) -> None:
         raise RecordError("a JSON object in a .txt file, which would be trained on as prose", fix).at(path, number)
 
 
-def _read_lines(path: Path, limit: int, tally: Tally) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path, limit: int, tally: Tally) -> Iterator[tuple[int, str]]:
     """Numbered lines of UTF-8 text, line ends included."""
     try:
         with path.open("rb") as file:
@@ -177,7 +125,7 @@ def _read_lines(path: Path, limit: int, tally: Tally) -> Iterator[tuple[int, str
                 except RecordError as error:
                     raise error.at(path, number) from None
     except OSError as error:
-        raise InputFileError(f"cannot read the data: {_reason(error)}", where=str(path)) from error
+        raise InputFileError(f"cannot read the data: {reason_of(error)}", where=str(path)) from error
 
 
 def _decode_line(line: bytes, limit: int, *, first: bool) -> str:
@@ -206,7 +154,7 @@ _MAGIC = (
     (b"\x1f\x8b", "gzip data", "gunzip -c OLD > NEW"),
     (b"\x28\xb5\x2f\xfd", "zstd data", "zstd -dc OLD > NEW"),
     (b"PK\3\4", "a zip archive", "unpack it"),
-    (b"PAR1", "a parquet file", "name it .parquet for the command that converts it"),
+    (b"PAR1", "a parquet file", "name it .parquet"),
 )
 
 
@@ -226,7 +174,7 @@ def _too_long(limit: int, fix: str) -> RecordError:
 def _parse_json(line: str) -> Record:
     """One JSON object, strictly: no duplicate keys, no NaN, no single quotes."""
     try:
-        record = json.loads(line.rstrip("\r\n"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        record = json.loads(line.rstrip("\r\n"), object_pairs_hook=unique_keys, parse_constant=refuse_constant)
     except json.JSONDecodeError as error:
         raise RecordError(f"not JSON: {error.msg} at column {error.pos + 1}", _json_fix(line)) from None
     except RecursionError:
@@ -246,7 +194,8 @@ def _json_fix(line: str) -> str:
     return "write each line with a JSON library (json.dumps)"
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> Record:
+def unique_keys(pairs: list[tuple[str, Any]]) -> Record:
+    """An object without duplicate keys; for JSON decoders."""
     record = dict(pairs)
     if len(record) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -255,18 +204,6 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> Record:
     return record
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def refuse_constant(name: str) -> NoReturn:
+    """No NaN and no Infinity; for JSON decoders."""
     raise RecordError(f"not JSON: {name} is not a JSON value", "use null or a number")
-
-
-CONTAINERS: dict[str, Callable[[Path, int, Tally], Iterator[tuple[int, Record]]]] = {
-    ".jsonl": _read_jsonl,
-    ".txt": _read_paragraphs,
-}
-
-_CONVERSIONS = {
-    ".json": "import json,sys; [print(json.dumps(x)) for x in json.load(open(sys.argv[1]))]",
-    ".csv": "import csv,json,sys; [print(json.dumps(x)) for x in csv.DictReader(open(sys.argv[1],newline=''))]",
-    ".parquet": "import datasets,sys; datasets.Dataset.from_parquet(sys.argv[1]).to_json('/dev/stdout')",
-}
-"""Python one-liners for containers that are not read yet."""

@@ -11,18 +11,20 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmtrain.errors import InputFileError
-from llmtrain.spec.datafile import Record, RecordError, Tally, choose_container, kind_of, show, show_keys
+from llmtrain.spec.containers import choose_container
+from llmtrain.spec.datafile import Record, RecordError, Tally, show, show_keys
+from llmtrain.spec.formats import FORMATS, Format, recognise
+from llmtrain.spec.source import Source, resolve_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-Example = dict[str, Any]
+    from llmtrain.spec.messages import Example
 
 AUTO = "auto"
-ROLES = ("system", "user", "assistant", "tool")
 MAX_EXAMPLE_BYTES = 64 << 20
 MAX_IGNORED = 20  # distinct ignored keys that are remembered; a file with a new key on every line must not fill memory
 
@@ -34,7 +36,7 @@ class DataReport:
     path: str
     """The file, as it was named."""
     container: str
-    """How the examples lie in the file: ``jsonl`` or ``txt``."""
+    """How the examples lie in the file: ``jsonl``, ``csv``, ...; ``saved`` for a saved Hugging Face dataset."""
     format: str
     """Name of the format, one of ``FORMATS``."""
     examples: int
@@ -49,151 +51,16 @@ class DataReport:
     """Other keys that were seen and are not used, sorted, e.g. ``id`` or ``messages[].name``; the first 20."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Format:
-    """One way to write an example as a record."""
-
-    name: str
-    """What ``data.format`` and run.json call it."""
-    columns: tuple[str, ...]
-    """Top-level keys it uses; the first one must be there and recognises the format."""
-    sample: str
-    """One short valid line, shown to the user."""
-    parse: Callable[[Record], tuple[Example, set[str]]]
-    """Record to (example, ignored inner keys); raises ``RecordError`` at the first fault."""
-
-    def recognises(self, record: Record) -> bool:
-        """Whether the record looks like this format (it may still be invalid)."""
-        return self.columns[0] in record
-
-
-# --- formats: record -> example ----------------------------------------------------------------------------------
-
-_MESSAGE = 'each message is {"role": "user", "content": "..."}'
-_ROLE_ALIASES = {
-    "human": "user", "prompter": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant",
-    "ai": "assistant", "chatbot": "assistant", "developer": "system", "function": "tool", "observation": "tool",
-}  # fmt: skip
-# Keys that change what should be learned: dropping them silently would train something else than the file says.
-_UNSUPPORTED = frozenset({"tool_calls", "function_call", "weight", "train", "tools", "functions"})
-_SAYS_NOTHING: tuple[object, ...] = (
-    None,
-    [],
-    "",
-    1,
-)  # exporters fill such columns in every message; 1 also equals 1.0 and true
-
-
-def _parse_messages(record: Record) -> tuple[Example, set[str]]:
-    messages = record["messages"]
-    if not isinstance(messages, list):
-        raise RecordError(f"messages: expected a list, found {kind_of(messages)}", _MESSAGE)
-    if not messages:
-        raise RecordError("messages: the list is empty", "remove the line, or give it a question and an answer")
-    _refuse_unsupported(record, "")
-    parsed = [_parse_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
-    _check_turns([message["role"] for message in parsed])
-    extras = {f"messages[].{key}" for message in messages for key in message if key not in ("role", "content")}
-    return {"messages": parsed}, extras
-
-
-def _parse_message(message: object, where: str) -> dict[str, str]:
-    if not isinstance(message, dict):
-        raise RecordError(f"{where}: expected an object, found {kind_of(message)}", _MESSAGE)
-    _refuse_unsupported(message, f"{where}.")
-    for key in ("role", "content"):
-        if key not in message:
-            raise RecordError(f"{where}.{key}: missing (keys found: {show_keys(message)})", _MESSAGE)
-    role = message["role"]
-    if not isinstance(role, str):
-        raise RecordError(f"{where}.role: expected a string, found {kind_of(role)}", f"roles are {', '.join(ROLES)}")
-    if role not in ROLES:
-        raise RecordError(f"{where}.role: {show(role)} is not a role", _nearest_role(role))
-    return {"role": role, "content": _parse_text(message["content"], f"{where}.content")}
-
-
-def _parse_plain_text(record: Record) -> tuple[Example, set[str]]:
-    return {"text": _parse_text(record["text"], "text")}, set()
-
-
-def _parse_text(value: object, where: str) -> str:
-    """A string that says something and that a tokenizer can encode."""
-    if isinstance(value, list):
-        raise RecordError(f"{where}: expected a string, found a list", "join its text parts into one string")
-    if not isinstance(value, str):
-        raise RecordError(f"{where}: expected a string, found {kind_of(value)}")
-    if not value.strip():
-        raise RecordError(f"{where}: empty", "fill it in, or remove this message or line")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        shown = f"\\u{ord(value[error.start]):04x}"
-        raise RecordError(f"{where}: half of a surrogate pair ({shown}) at character {error.start + 1}") from None
-    return value
-
-
-def _check_turns(roles: list[str]) -> None:
-    """The order of roles must leave something to learn and a prompt before each answer."""
-    if "assistant" not in roles:
-        raise RecordError("messages: no assistant message, so there is nothing to learn", "add the answer")
-    first = next(at for at, role in enumerate(roles) if role != "system")
-    if roles[first] != "user":
-        raise RecordError(
-            f"messages[{first}].role: the conversation starts with {roles[first]!r}, not with 'user'",
-            "put the user message first: chat templates need a prompt before an answer",
-        )
-    for at in range(1, len(roles)):
-        if roles[at - 1] == roles[at] == "assistant":
-            raise RecordError(f"messages[{at}].role: two assistant messages in a row", "join them into one message")
-
-
-def _refuse_unsupported(keys: Record, prefix: str) -> None:
-    for key, value in keys.items():
-        if key in _UNSUPPORTED and value not in _SAYS_NOTHING:
-            raise RecordError(
-                f"{prefix}{key}: not supported, and leaving it out would change what is learned",
-                "write it out in the message contents, or remove it",
-            )
-
-
-def _nearest_role(role: str) -> str:
-    word = role[:40].strip().lower()
-    alias = [_ROLE_ALIASES[word]] if word in _ROLE_ALIASES else []
-    near = alias or difflib.get_close_matches(word, ROLES, n=1, cutoff=0.5)
-    meant = f"did you mean {near[0]!r}? " if near else ""
-    return f"{meant}roles are {', '.join(ROLES)}"
-
-
-FORMATS: tuple[Format, ...] = (
-    Format(
-        name="messages",
-        columns=("messages",),
-        sample='{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}',
-        parse=_parse_messages,
-    ),
-    Format(name="text", columns=("text",), sample='{"text": "..."}', parse=_parse_plain_text),
-)
-"""In the order in which they are tried."""
-
 _NOT_YET_RECORDS = (
-    ("conversations", "ShareGPT", "rename conversations to messages, from to role, value to content"),
-    ("instruction", "Alpaca", "make instruction and input the user message and output the assistant message"),
-    ("prompt", "prompt/completion", "make prompt the user message and completion the assistant message"),
     ("role", "one message a line", "put all messages of a conversation into one line, as a list under messages"),
 )
-"""(key, name, how to turn it into messages) of formats that people have and that are not read yet."""
-
-
-def recognise(record: Record) -> str | None:
-    """Name of the first format that recognises the record, or None."""
-    return next((known.name for known in FORMATS if known.recognises(record)), None)
-
+"""(key, name, how to turn it into messages) of formats that people have and that are not read."""
 
 # --- the way through a file --------------------------------------------------------------------------------------
 
 
 def read_dataset(
-    path: str | Path,
+    path: str | Path | Source,
     format: str = AUTO,  # noqa: A002 - the user's word
     *,
     max_example_bytes: int = MAX_EXAMPLE_BYTES,
@@ -201,7 +68,7 @@ def read_dataset(
     """Read the whole file once and say what it holds.
 
     Args:
-        path: a ``.jsonl`` or ``.txt`` file.
+        path: a file with one of the endings in ``containers``, a saved dataset, or a :class:`Source`.
         format: the name of a format, or ``auto`` to go by the first record.
         max_example_bytes: a longer line or paragraph is an error, which bounds memory.
 
@@ -210,13 +77,14 @@ def read_dataset(
     """
     tally = Tally()
     examples, ignored, found = 0, set[str](), FORMATS[0]
-    for found, _, extras in _iter_parsed(Path(path), format, max_example_bytes, tally):  # noqa: B007 - the last stays
+    source = _source(path, format)
+    for found, _, extras in _iter_parsed(source, max_example_bytes, tally):  # noqa: B007 - the last stays
         examples += 1
         if len(ignored) < MAX_IGNORED:
             ignored |= extras
     return DataReport(
-        path=str(path),
-        container=Path(path).suffix.lower().lstrip("."),
+        path=source.path,
+        container=Path(source.path).suffix.lower().lstrip(".") or "saved",
         format=found.name,
         examples=examples,
         bytes=tally.size,
@@ -227,7 +95,7 @@ def read_dataset(
 
 
 def iter_examples(
-    path: str | Path,
+    path: str | Path | Source,
     format: str = AUTO,  # noqa: A002 - the user's word
     *,
     max_example_bytes: int = MAX_EXAMPLE_BYTES,
@@ -237,14 +105,19 @@ def iter_examples(
     ``messages`` gives ``{"messages": [{"role": str, "content": str}, ...]}``, ``text`` gives ``{"text": str}``.
     Arguments and errors are those of ``read_dataset``.
     """
-    for _, example, _ in _iter_parsed(Path(path), format, max_example_bytes, Tally()):
+    for _, example, _ in _iter_parsed(_source(path, format), max_example_bytes, Tally()):
         yield example
 
 
-def _iter_parsed(path: Path, wanted: str, limit: int, tally: Tally) -> Iterator[tuple[Format, Example, set[str]]]:
-    known = _find_format(wanted)
+def _source(path: str | Path | Source, format: str) -> Source:  # noqa: A002 - the user's word
+    return path if isinstance(path, Source) else resolve_source(str(path), format)
+
+
+def _iter_parsed(source: Source, limit: int, tally: Tally) -> Iterator[tuple[Format, Example, set[str]]]:
+    known, path = _find_format(source.format), Path(source.path)
     seen = False
-    for number, record in choose_container(path)(path, limit, tally):
+    for number, raw in choose_container(path)(path, limit, tally):
+        record = source.apply(raw)
         try:
             if known is None or not known.recognises(record):
                 known = _settle_format(record, known, first=not seen)

@@ -16,6 +16,7 @@ from llmtrain.spec.batch import Batch, BatchRequest, choose_batch, equation
 from llmtrain.spec.choice import Choice
 from llmtrain.spec.dsdraft import Draft
 from llmtrain.spec.dskeys import check_keys, check_optimizer_type
+from llmtrain.spec.dsschedule import fill_scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +59,12 @@ class Wanted:
     """DeepSpeed's name of the accelerator on the hosts; ``cpu`` where there is none."""
     checkpoint_local_storage: bool = False
     """Whether each host keeps its part of a checkpoint on a disk of its own."""
+    own_script: bool = False
+    """Whether a program of the user's reads the result: it may need a scheduler, and an optimizer it does not make."""
+    reads_resolved: bool = False
+    """Whether that program reads ``config``; one that reads ``template`` fills what is open itself."""
+    max_steps: int | None = None
+    """Optimizer steps, where the run says so; only a scheduler asks."""
     nvme_subfolder: str | None = None
     """Folder inside every nvme_path, named after the run: two runs in one folder overwrite each other's swap files."""
 
@@ -101,7 +108,10 @@ def render_deepspeed(preset: Layer, overrides: Layer, *, model: ModelInfo | None
     _fill_number(draft, ("gradient_clipping",), wanted.max_grad_norm, "training.max_grad_norm")
     _fill_sizes(draft, model)
     _fill_optimizer(draft, wanted)
-    _refuse_scheduler(draft)
+    if wanted.own_script:
+        fill_scheduler(draft, wanted)
+    else:
+        _refuse_scheduler(draft)
     _drop_autos(draft)
     return Rendered(config=draft.tree, template=template, batch=batch, choices=tuple(draft.choices))
 
@@ -263,7 +273,14 @@ def _fill_sizes(draft: Draft, model: ModelInfo | None) -> None:
 
 
 def _fill_optimizer(draft: Draft, wanted: Wanted) -> None:
-    if draft.get("optimizer") is None:
+    if draft.get("optimizer") is None and wanted.own_script:
+        # Only in the resolved text. A script that hands its own to deepspeed.initialize still gets its own.
+        draft.put(("optimizer", "type"), "AdamW", "for scripts that leave the optimizer to DeepSpeed")
+        draft.put(("optimizer", "params"), {"betas": list(ADAM_BETAS), "eps": ADAM_EPS}, "the usual values of Adam")
+        if wanted.accelerator == "cpu" and not _is_offloaded(draft):
+            # DeepSpeed would compile a fused Adam for the processor first.
+            draft.put(("optimizer", "params", "torch_adam"), value=True, reason="no accelerator: nothing to fuse")
+    elif draft.get("optimizer") is None:
         draft.choices.append(_trainer_optimizer(offloaded=_is_offloaded(draft)))
         return
     kind = draft.get("optimizer", "type")

@@ -107,6 +107,11 @@ def _read_layers(run_file: str | None, base: Path) -> Layers:
         value = _get(values, key)
         if isinstance(value, str):
             _put_value(values, key, _absolute(key, value, path.resolve().parent))
+    data = values.get("data")
+    mix = data.get("mix") if isinstance(data, dict) else None
+    for item in mix if isinstance(mix, list) else ():
+        if isinstance(item, dict):
+            item["path"] = _absolute(("data", "path"), item.get("path"), path.resolve().parent)
     config = values.get("config")
     if isinstance(config, str) and _looks_like_file(config):
         values["config"] = str(path.resolve().parent / config)

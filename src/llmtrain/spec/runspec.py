@@ -43,6 +43,10 @@ def _text(value: object) -> object:
     return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
+def _tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
 Number = Annotated[float, BeforeValidator(_number)]
 Text = Annotated[str, BeforeValidator(_text)]
 Positive = Annotated[int, Field(gt=0)]
@@ -68,12 +72,28 @@ class ModelPart(Part):
     """Run Python code that comes with the model, on every host."""
 
 
+DataFormat = Literal["auto", "messages", "text", "sharegpt", "alpaca", "prompt-completion"]
+
+
+class MixPart(Part):
+    """``data.mix:`` one of several data files."""
+
+    path: str
+    """Data file on the head."""
+    format: DataFormat = "auto"
+    """Format of its examples."""
+    weight: Annotated[Number, Field(gt=0, le=1000)] = 1.0
+    """Passes over it in one epoch: 2 sees each example twice, 0.25 a quarter of them."""
+
+
 class DataPart(Part):
     """``data:`` what it is tuned on."""
 
     path: str | None = None
-    """Data file on the head; copied to hosts that lack it."""
-    format: Literal["auto", "messages", "text"] = "auto"
+    """Data file on the head, or ``DIR/dataset_info.json#NAME``; copied to hosts that lack it."""
+    mix: Annotated[tuple[MixPart, ...], BeforeValidator(_tuple)] = ()
+    """Several files instead of ``path``: a list of ``{path, format, weight}``, weight being passes in one epoch."""
+    format: DataFormat = "auto"
     """Format of the examples; ``auto`` recognises it."""
     max_length: Positive = 2048
     """Tokens of an example beyond which it is cut."""
@@ -165,6 +185,8 @@ class RunSpec(Part):
     """Prefix of a conda or virtual environment on the hosts; its ``bin/python`` is used."""
     setup: tuple[str, ...] = ()
     """Shell lines run on every host before the ranks, such as ``module load cuda``."""
+    launcher: Literal["auto", "pdsh", "ssh"] = "auto"
+    """``pdsh`` is DeepSpeed's own way; ``ssh`` starts its launcher on each host; ``auto`` is ``ssh`` without pdsh."""
     network: str | None = None
     """Subnet (CIDR) or interface for the traffic of the ranks."""
     ports: str | None = None

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from llmtrain.errors import InputFileError
 from llmtrain.process import write_json
 from llmtrain.spec.dataset import iter_examples
+from llmtrain.spec.source import Source
 from llmtrain.train.masking import IGNORED, Encoded, MaskError, encode_by_prefixes, encode_marked, encode_text
 
 if TYPE_CHECKING:
@@ -100,15 +101,15 @@ def write_tokenized(
     """
     blocks = len(run.ranks)
     filler = _filler(tokenizer) if block == blocks - 1 else None
-    for name, path in _files(run):
-        count = sum(1 for _ in iter_examples(path, run.data.format))
+    for name, source in _files(run):
+        count = sum(1 for _ in iter_examples(source))
         bounds = range(count * block // blocks, count * (block + 1) // blocks)
-        rows = _iter_encoded(run, Path(path), bounds, tokenizer, template)
+        rows = _iter_encoded(source, bounds, tokenizer, template)
         stem = cache_dir(run) / f"{name}-{block}"
         counts = _write_rows(stem.with_suffix(".arrow"), rows, run.data.max_length, filler, tick)
         method = "all tokens" if template is None else "template " + ("markers" if template.has_markers else "prefixes")
-        digest = read_digest(Path(path)) if block == 0 else ""
-        facts = DataFacts(path=path, digest_sha256=digest, method=method, **counts)
+        digest = read_digest(Path(source.path)) if block == 0 else ""
+        facts = DataFacts(path=source.path, digest_sha256=digest, method=method, **counts)
         write_json(stem.with_suffix(".json"), dataclasses.asdict(facts))
 
 
@@ -118,27 +119,27 @@ def cache_dir(run: RankRun) -> Path:
 
 
 def read_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
+    """SHA-256 of the bytes of a file, or of a saved dataset's files, in hex."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+    for part in sorted(path.rglob("*.arrow")) if path.is_dir() else [path]:
+        with part.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
     return digest.hexdigest()
 
 
-def _files(run: RankRun) -> list[tuple[str, str]]:
-    files = [("train", run.data.path)]
+def _files(run: RankRun) -> list[tuple[str, Source]]:
+    files = [(f"train{number or ''}", source) for number, source in enumerate(run.data.sources)]
     if isinstance(run.data.eval, str):
-        files.append(("eval", run.data.eval))
+        same = run.data.format if len(run.data.sources) == 1 else "auto"
+        files.append(("eval", Source(path=run.data.eval, format=same)))
     return files
 
 
-def _iter_encoded(
-    run: RankRun, path: Path, bounds: range, tokenizer: Any, template: Template | None
-) -> Iterator[Encoded]:
-    examples = itertools.islice(iter_examples(path, run.data.format), bounds.start, bounds.stop)
+def _iter_encoded(source: Source, bounds: range, tokenizer: Any, template: Template | None) -> Iterator[Encoded]:
+    examples = itertools.islice(iter_examples(source), bounds.start, bounds.stop)
     for number, example in enumerate(examples, start=bounds.start + 1):
-        if template is None:
+        if template is None or "text" in example:
             yield encode_text(tokenizer, example["text"])
             continue
         encode = encode_marked if template.has_markers else encode_by_prefixes
@@ -147,7 +148,7 @@ def _iter_encoded(
         except MaskError as problem:
             raise InputFileError(
                 f"example {number}: {problem}; training would be on the wrong tokens",
-                where=str(path),
+                where=source.path,
                 fix="set data.chat_template to a template with {% generation %} blocks, or change the example",
             ) from None
 
@@ -206,22 +207,53 @@ def read_training_data(run: RankRun) -> TrainingData:
     Raises:
         InputFileError: nothing is left to train on or to evaluate on.
     """
-    rows, facts = _read_rows(run, "train")
-    kept = facts.kept
-    held = _choose_held_out(kept, run.data.eval, run.training.seed) if isinstance(run.data.eval, float) else []
+    rows, facts, kept = _read_train(run)
+    filler = len(rows) - 1
+    held: list[int] = []
+    if isinstance(run.data.eval, float):
+        every = [row for part in kept for row in part]
+        held = [every[at] for at in _choose_held_out(len(every), run.data.eval, run.training.seed)]
+    order = _weigh(run, kept, frozenset(held))
+    train = rows if order == list(range(filler)) else rows.select([*order, filler])
+    evaluation, eval_rows = None, len(held)
     if held:
-        gone = set(held)
-        train = rows.select([row for row in range(kept + 1) if row not in gone])
-        evaluation, eval_rows = rows.select([*held, *_fillers(run, len(held), kept)]), len(held)
-    else:
-        train, evaluation, eval_rows = rows, None, 0
+        evaluation = rows.select([*held, *_fillers(run, len(held), filler)])
     if isinstance(run.data.eval, str):
         others, other = _read_rows(run, "eval")
         eval_rows = other.kept
         evaluation = others.select([*range(eval_rows), *_fillers(run, eval_rows, eval_rows)])
-    return TrainingData(
-        train=train, train_rows=kept - len(held), evaluation=evaluation, eval_rows=eval_rows, facts=facts
-    )
+    return TrainingData(train=train, train_rows=len(order), evaluation=evaluation, eval_rows=eval_rows, facts=facts)
+
+
+def _read_train(run: RankRun) -> tuple[Any, DataFacts, list[range]]:
+    """Rows of all training files one after the other, each followed by its filler; which of them are examples."""
+    from datasets import concatenate_datasets
+
+    parts = [_read_rows(run, f"train{number or ''}") for number in range(len(run.data.sources))]
+    kept, start = [], 0
+    for _, facts in parts:
+        kept.append(range(start, start + facts.kept))
+        start += facts.kept + 1
+    if len(parts) == 1:
+        return (*parts[0], kept)
+    total = _add_up([dataclasses.asdict(facts) for _, facts in parts])
+    digests = "".join(facts.digest_sha256 for _, facts in parts)
+    named = " + ".join(facts.path for _, facts in parts)
+    total = dataclasses.replace(total, digest_sha256=hashlib.sha256(digests.encode()).hexdigest(), path=named)
+    return concatenate_datasets([rows for rows, _ in parts]), total, kept
+
+
+def _weigh(run: RankRun, kept: list[range], held: frozenset[int]) -> list[int]:
+    """Rows of one epoch: each file as many times as its weight says, a part of a time being a seeded draw."""
+    order: list[int] = []
+    for number, (source, rows) in enumerate(zip(run.data.sources, kept, strict=True)):
+        left = [row for row in rows if row not in held]
+        whole, part = divmod(source.weight, 1)
+        draw = random.Random(f"{run.training.seed}/mix/{number}")  # noqa: S311 - reproducible on purpose
+        order += left * int(whole) + sorted(draw.sample(left, round(part * len(left))))
+    if not order:
+        raise InputFileError("data.mix: the weights leave no example to train on", fix="raise a weight")
+    return order
 
 
 def _read_rows(run: RankRun, name: str) -> tuple[Any, DataFacts]:

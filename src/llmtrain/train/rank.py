@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from llmtrain.train.place import Place
     from llmtrain.train.runjson import RankRun
 
-TASKS = {"finetune": "llmtrain.train.finetune"}
+TASKS = {"finetune": "llmtrain.train.finetune", "script": "llmtrain.train.script"}
 """Task in run.json -> module whose ``run(run, place, beat)`` does it."""
 
 

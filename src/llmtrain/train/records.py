@@ -33,7 +33,7 @@ class Beat:
         self.step = 0
 
     def enter(self, phase: str, step: int | None = None) -> None:
-        """Say that a phase begins: load, data, train, eval, save or done."""
+        """Say that a phase begins: load, data, train, eval, save, script or done."""
         self.step = self.step if step is None else step
         if phase != self.phase:
             self.phase = phase

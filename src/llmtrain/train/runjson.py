@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llmtrain.errors import InputFileError
+from llmtrain.spec.source import Source, parse_source
 
 SCHEMA = 1
 _Part = TypeVar("_Part")
@@ -34,8 +35,10 @@ class DataPart:
 
     path: str
     """Absolute path of the data file."""
+    sources: tuple[Source, ...]
+    """All files, with their formats; ``path`` is the first."""
     format: str
-    """``messages`` or ``text``."""
+    """Name of the format; ``text`` has no chat template, ``mixed`` stands for several."""
     max_length: int
     """Longest example in tokens; longer ones are cut at the end."""
     packing: bool
@@ -91,6 +94,20 @@ class TrainingPart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScriptPart:
+    """A program of the user's own."""
+
+    kind: str
+    """``file``, ``module`` or ``console``."""
+    target: str
+    """Absolute path of the file, name of the module, or name of the command."""
+    args: tuple[str, ...]
+    """Its arguments, with every path filled in."""
+    cwd: str
+    """Absolute path of the folder it runs in."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankRun:
     """Everything that a rank knows about its run."""
 
@@ -105,7 +122,9 @@ class RankRun:
     ranks: tuple[int, ...]
     """The ranks on this host."""
     task: str
-    """``finetune``."""
+    """``finetune`` or ``script``."""
+    script: ScriptPart | None
+    """The user's program, for the task ``script``; model and data have empty paths where it was given none."""
     model: ModelPart
     """The model."""
     data: DataPart
@@ -167,11 +186,23 @@ def _parse_run(document: dict[str, Any]) -> RankRun:
         "ranks": tuple(_take(document, "ranks", "")),
         "cores": {int(rank): tuple(cpus) for rank, cpus in (document.get("cores") or {}).items()},
         "model": _part(ModelPart, _take(document, "model", ""), "model."),
-        "data": _part(DataPart, _take(document, "data", ""), "data."),
+        "data": _part(DataPart, _with_sources(_take(document, "data", "")), "data."),
         "batch": _part(BatchPart, batch, "batch."),
         "training": _part(TrainingPart, _take(document, "training", ""), "training."),
+        "script": _script(document.get("script")),
     }
     return _part(RankRun, values, "")
+
+
+def _with_sources(data: dict[str, Any]) -> dict[str, Any]:
+    plain = {"path": data.get("path"), "format": data.get("format")}
+    return {**data, "sources": tuple(map(parse_source, data.get("sources") or [plain]))}
+
+
+def _script(values: dict[str, Any] | None) -> ScriptPart | None:
+    if values is None:
+        return None
+    return _part(ScriptPart, {**values, "args": tuple(_take(values, "args", "script."))}, "script.")
 
 
 def _part(kind: type[_Part], values: dict[str, Any], prefix: str) -> _Part:

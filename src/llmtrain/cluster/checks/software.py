@@ -10,19 +10,18 @@ from llmtrain.cluster.findings import Finding, Level
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from llmtrain.cluster.needs import Needs
     from llmtrain.cluster.probes import Facts
 
-NEEDED = ("torch", "deepspeed", "transformers", "trl", "accelerate", "datasets")
-"""Packages the ranks import."""
 MUST_MATCH = ("torch", "deepspeed", "transformers", "trl")
 """Packages that must have one version everywhere: ranks run them in step."""
 MAY_DIFFER = ("accelerate", "datasets", "peft")
 """Packages whose versions should agree."""
 
 
-def judge_software(items: Sequence[Facts]) -> list[Finding]:
+def judge_software(items: Sequence[Facts], needs: Needs) -> list[Finding]:
     """Missing packages, versions that differ, machines that differ."""
-    findings = [*_missing(items), *_python(items), *_nccl(items), *_platform(items)]
+    findings = [*_missing(items, needs.packages), *_python(items), *_nccl(items), *_platform(items)]
     for name in MUST_MATCH:
         findings += _package(items, name, "fail")
     for name in MAY_DIFFER:
@@ -43,10 +42,10 @@ def parity(items: Sequence[Facts]) -> dict[str, dict[str, str]]:
     return rows
 
 
-def _missing(items: Sequence[Facts]) -> list[Finding]:
+def _missing(items: Sequence[Facts], needed: Sequence[str]) -> list[Finding]:
     findings = []
     for item in items:
-        missing = [name for name in NEEDED if item.packages.get(name) is None]
+        missing = [name for name in needed if item.packages.get(name) is None]
         if missing:
             findings.append(
                 Finding(
@@ -54,7 +53,7 @@ def _missing(items: Sequence[Facts]) -> list[Finding]:
                     check="packages",
                     level="fail",
                     saw=f"{item.executable} lacks {', '.join(missing)}",
-                    wanted=", ".join(NEEDED),
+                    wanted=", ".join(needed),
                     fix=f"ssh -- {item.host} {item.executable} -m pip install {' '.join(missing)}",
                 )
             )
