@@ -32,7 +32,7 @@ def load(folder):
 
 @pytest.mark.parametrize("case", load("nvidia").values(), ids=load("nvidia"))
 def test_outputs_of_many_cards_and_drivers(case):
-    """Every answer of nvidia-smi, shortened from public ones or built from field names, is read as its case says, whatever fields the card does not know."""
+    """Answers of nvidia-smi, shortened or constructed, are read as their case says, unknown fields included."""
     driver, gpus = parse_smi(case["output"])
     assert {"driver": driver, "gpus": json.loads(json.dumps([asdict(one) for one in gpus]))} == case["parsed"]
 
