@@ -12,6 +12,7 @@ from tests.launch.jobs import write_job
 
 from llmtrain.cluster.fleet import Fleet
 from llmtrain.errors import ExitCode, HostError
+from llmtrain.launch import verdict
 from llmtrain.launch import watch as module
 from llmtrain.launch.prepare import plan_launch
 from llmtrain.launch.rundir import RunDir
@@ -222,6 +223,15 @@ def test_world_of_another_size_is_noticed_at_the_start(watch, channels, no_patie
     channels["gpu004"].say({"event": "ranks", "record": record})
     watch.run(FakeLauncher(), threading.Event())
     assert causes(watch) == ["world-size"]
+
+
+@pytest.mark.parametrize(("free", "cause"), [(0, "disk-full"), (1 << 30, "killed")])
+def test_rank_that_vanishes_without_a_record_may_have_had_no_room_for_one(watch, channels, free, cause):
+    """A rank gone together with its leash is told by the free space of its disk: none left, or killed."""
+    channels["gpu006"].say({"event": "gone", "rank": 2, "free_bytes": free})
+    watch._take(0.5)
+    failure, _ = verdict.explain(*watch.state.failed[0])
+    assert (failure.host, failure.rank, failure.cause) == ("gpu006", 2, cause)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ _CONSEQUENT = re.compile(
 """Errors that a rank gets because another one is gone."""
 _DISK = re.compile(r"No space left on device|unexpected pos \d+ vs|iostream error|Disk quota exceeded|ENOSPC")
 """torch hides a full disk behind two of these."""
+NO_SPACE_BYTES = 1 << 20
+"""A disk with less than this free is full for every practical purpose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +132,14 @@ def explain(host: str, record: Mapping[str, Any]) -> tuple[Failure, ExitCode]:
         advice=advice,
     )
     return failure, code
+
+
+def gone(rank: int, free_bytes: int) -> dict[str, Any]:
+    """The record of a rank that ended together with its leash and left none: killed, or without room for one."""
+    error = {"type": "Killed", "message": "rank and leash are gone"}
+    if free_bytes < NO_SPACE_BYTES:
+        error = {"type": "DiskFull", "message": "No space left on device: not even for a record of why the rank ended"}
+    return {"rank": rank, "ok": False, "error": error, "signal": 9}
 
 
 def host_lost(host: str) -> tuple[Failure, ExitCode]:

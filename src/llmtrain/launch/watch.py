@@ -164,8 +164,7 @@ class Watch:
             if not record["ok"]:
                 self._fail(host, record)
         elif kind == "gone":
-            error = {"type": "Killed", "message": "rank and leash are gone"}
-            self._fail(host, {"rank": event["rank"], "ok": False, "error": error, "signal": 9})
+            self._fail(host, verdict.gone(event["rank"], event["free_bytes"]))
         elif kind == "stopped":
             self.state.stopped[host] = [item["pid"] for item in event["left"]]
         elif kind == "end" and host not in self.state.stopped and host not in self.state.lost:

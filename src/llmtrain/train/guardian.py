@@ -123,7 +123,7 @@ class Guardian:
                 continue
             self._new_records("done")
             if rank not in self.done:
-                self.out.put("gone", rank=rank)
+                self.out.put("gone", rank=rank, free_bytes=_free_bytes(self.dir))
             del self.records[rank]
 
     def hear(self) -> float | None:
@@ -153,6 +153,12 @@ class Guardian:
         self.look(last=True)
         self.out.put("stopped", left=[{"pid": pid, "start_time": begun} for pid, begun in left.items()])
         self.out.flush_within(20.0)
+
+
+def _free_bytes(path: Path) -> int:
+    """Space on the disk of a folder; with none, nobody there could write a record of why it ended."""
+    stat = os.statvfs(path)
+    return stat.f_bavail * stat.f_frsize
 
 
 def main(argv: list[str]) -> None:
