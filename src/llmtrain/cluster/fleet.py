@@ -80,6 +80,14 @@ class Transport(Protocol):
         """Leave the host."""
 
 
+START_MARK = b"llmtrain-start-5e0c"
+
+
+def render_marked(argv: Sequence[str]) -> str:
+    """Shell text that prints :data:`START_MARK` and becomes the program: what came before is a greeting, not its."""
+    return f"printf %s {START_MARK.decode()}; exec {render_shell(argv)}"
+
+
 def render_shell(argv: Sequence[str]) -> str:
     """The one place where shell text is made: every argument quoted."""
     return shlex.join(argv)

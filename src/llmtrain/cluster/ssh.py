@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import paramiko
 
-from llmtrain.cluster.fleet import Command, Result, render_shell
+from llmtrain.cluster.fleet import START_MARK, Command, Result, render_marked, render_shell
 from llmtrain.cluster.sshconfig import SshTarget, read_target, ssh_argv
 from llmtrain.errors import HostError
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 CONNECT_S = 10.0
 KEEPALIVE_S = 5
 ATTEMPTS = 4
+MAX_NOISE = 4096
 _TCP_USER_TIMEOUT_MS = 20_000
 
 
@@ -196,6 +197,7 @@ class SshChannel:
 
     def __init__(self, channel: paramiko.Channel) -> None:
         self._channel = channel
+        self._noise: bytes | None = b""
 
     def write(self, data: bytes) -> None:
         """Send bytes to the process; OSError when it is gone."""
@@ -203,6 +205,15 @@ class SshChannel:
 
     def read(self) -> bytes:
         """The next bytes it wrote; empty at the end or when the connection is lost."""
+        data = self._receive()
+        while data and self._noise is not None:
+            # Start-up files of the login's shell may print; the process speaks after the mark.
+            noise, found, data = (self._noise + data).partition(START_MARK)
+            self._noise = None if found else noise[-MAX_NOISE:]
+            data = data or self._receive()
+        return data
+
+    def _receive(self) -> bytes:
         try:
             return self._channel.recv(65536)
         except (OSError, EOFError, paramiko.SSHException):
@@ -250,7 +261,7 @@ class SshTransport:
 
     def start(self, argv: tuple[str, ...]) -> SshChannel:
         """Start a process that lives as long as its channel; what it writes to stderr is dropped."""
-        channel = self._exec(render_shell(argv) + " 2>/dev/null", CONNECT_S)
+        channel = self._exec(render_marked(argv) + " 2>/dev/null", CONNECT_S)
         channel.settimeout(None)
         return SshChannel(channel)
 

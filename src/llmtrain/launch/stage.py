@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import llmtrain
-from llmtrain.cluster.fleet import Command, Fleet, run_on_all
+from llmtrain.cluster.fleet import START_MARK, Command, Fleet, render_marked, run_on_all
 from llmtrain.cluster.local import kill_group, login_env
 from llmtrain.errors import DiskError, HostError, SyncError
 from llmtrain.sync.distribute import run_sync
@@ -227,7 +227,7 @@ def fetch_tree(fleet: Fleet, host: str, source: str, target: Path, tell: Callabl
     part = target.with_name(f".{target.name}.llmtrain-part.{os.getpid()}")
     try:
         part.mkdir(parents=True)
-        reader = fleet[host].bulk(("tar", "-cf", "-", "-C", source, "."))
+        reader = fleet[host].bulk(("/bin/sh", "-c", f'{render_marked(("tar", "-cf", "-", "-C"))} "$1" .', "sh", source))
         writer = subprocess.Popen(
             ["tar", "-xf", "-"],
             cwd=part,
@@ -239,6 +239,7 @@ def fetch_tree(fleet: Fleet, host: str, source: str, target: Path, tell: Callabl
         with _ended(reader, writer):
             if reader.stdin:
                 reader.stdin.close()
+            _skip_greeting(reader, writer)
             _pump(reader, writer, tell)
             problem = _outcome(reader, writer)
         if problem:
@@ -248,6 +249,15 @@ def fetch_tree(fleet: Fleet, host: str, source: str, target: Path, tell: Callabl
         raise DiskError(f"the model cannot be put there: {error.strerror}", where=str(target), fix="df -h") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _skip_greeting(reader: subprocess.Popen[bytes], writer: subprocess.Popen[bytes]) -> None:
+    """Leave out what start-up files of the login's shell print ahead of the mark."""
+    seen = b""
+    while reader.stdout and START_MARK not in seen and (block := os.read(reader.stdout.fileno(), BLOCK)):
+        seen += block
+    if writer.stdin:
+        writer.stdin.write(seen.partition(START_MARK)[2])
 
 
 def remove(plan: LaunchPlan, fleet: Fleet, *, names: Sequence[str], keep: Sequence[str] = ()) -> None:
