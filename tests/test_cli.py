@@ -147,6 +147,7 @@ CASES = [
     option("set-env-reserved", "RANK is set by the launcher", "--set env.RANK", "--set", "env.RANK=0"),
     option("packing", "packing", "data.packing", "--set", "data.packing=true"),
     option("output-exists", "the output exists", "model", "--output", "model"),
+    option("output-in-file", "cannot be made there", "data.jsonl", "--output", "data.jsonl/model"),
     option("output-host", "neither a folder here nor", "output", "--output", "c:/model"),
     Bad(
         "env-file-line",

@@ -26,7 +26,7 @@ def behind_jump(launch_lab):
 def jumped(launch_lab, behind_jump):
     """Two hosts with a slot each, one of them behind a jump host."""
     launch_lab.lab.cut("head", "node1")
-    run = launch_lab.launch(behind_jump, "--json", "--output", "tuned")
+    run = launch_lab.launch(behind_jump, "--json", "--output", "node1:/root/deep/tuned")
     run.wait()
     launch_lab.lab.heal("head", "node1")
     return run
@@ -47,7 +47,19 @@ def alone(launch_lab):
 def test_jump_host_serves_the_whole_launch(jumped):
     """A host behind ProxyJump of ~/.ssh/config is reached by every part of a launch: questions, copies and pdsh."""
     assert jumped.process.returncode == 0, jumped.err
-    assert (jumped.disk / "tuned/model.safetensors").exists()
+
+
+def test_output_may_be_a_folder_of_a_host(jumped, launch_lab, behind_jump):
+    """With HOST:DIR the model goes to that host and nothing of it stays here; what exists there is refused at once."""
+    place = launch_lab.lab.state.disk("node1") / "root/deep/tuned"
+    assert (place / "model.safetensors").exists()
+    assert sorted(path.name for path in jumped.disk.iterdir()) == ["hostfile", "llmtrain.yaml", "runs"]
+    again = launch_lab.launch(behind_jump, "--json", "--dry-run", "--output", "node1:/root/deep/tuned")
+    assert again.wait() == 2
+    assert (again.json["error"], again.json["where"]) == (
+        "the output exists, and is never overwritten",
+        "node1:/root/deep/tuned",
+    )
 
 
 def test_one_machine_needs_no_sshd(alone):

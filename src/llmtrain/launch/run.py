@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmtrain.cluster.fleet import Command
 from llmtrain.errors import DiskError, ExitCode, LlmtrainError, StoppedError, UsageError
 from llmtrain.launch import verdict
 from llmtrain.launch.command import choose_launcher
@@ -91,6 +92,7 @@ def launch(
         fleet = open_fleet(job)
         try:
             contact = examine_hosts(job, fleet)
+            _refuse_taken(output, fleet)
             plan = plan_launch(job, contact, run_id, dict(os.environ), missing=missing)
             tell("plan", {"plan": plan, "job": job, "output": str(output), "warnings": contact.warnings})
             if dry_run:
@@ -123,13 +125,27 @@ def _choose_output(job: Job, run_id: str) -> Output:
                 fix=f"write for example {job.cluster.names[0]}:/data/model",
             )
         return Output(host=host, path=path)
-    if Path(job.spec.output).exists():
+    place = Path(job.spec.output)
+    if place.exists():
+        raise _taken(job.spec.output)
+    parent = next(folder for folder in place.parents if folder.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         raise UsageError(
-            "the output exists, and is never overwritten",
-            where=job.spec.output,
-            fix="name another --output, or move it",
+            "the output cannot be made there", where=str(parent), fix="name an --output where you may write"
         )
     return Output(host=None, path=job.spec.output)
+
+
+def _refuse_taken(output: Output, fleet: Fleet) -> None:
+    """An output on a host is looked at before the training, not after it."""
+    if output.host and fleet[output.host].run(Command(argv=("test", "-e", output.path))).code == 0:
+        raise _taken(str(output))
+
+
+def _taken(place: str) -> UsageError:
+    return UsageError(
+        "the output exists, and is never overwritten", where=place, fix="name another --output, or move it"
+    )
 
 
 def _carry_out(ready: Prepared, fleet: Fleet, tell: Tell, asked: _Asked) -> Outcome:
