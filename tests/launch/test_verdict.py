@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from llmtrain.errors import ExitCode
+from llmtrain.errors import ExitCode, InputFileError
 from llmtrain.launch.verdict import choose_first, explain
+from llmtrain.train.failure import describe_failure
 
 
 def _record(rank, kind, message="", **more):
@@ -60,3 +61,13 @@ def test_each_cause_has_its_word_and_code(kind, message, cause, code):
 def test_only_the_first_line_of_a_long_message_is_the_message():
     """A message of many lines is shortened to its first."""
     assert explain("a", _record(0, "ValueError", "first\nsecond"))[0].message == "first"
+
+
+def test_a_fix_that_the_rank_knows_is_the_advice():
+    """An error of ours on a rank comes back as error and fix, not as one long line."""
+    try:
+        raise InputFileError("no such template", where="run.json", fix="name one of chatml")
+    except InputFileError as problem:
+        error = describe_failure(problem)
+    failure, _ = explain("a", {"rank": 0, "ok": False, "error": error})
+    assert (failure.message, failure.advice) == ("no such template", "name one of chatml")

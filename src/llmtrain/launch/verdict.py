@@ -20,6 +20,8 @@ _CONSEQUENT = re.compile(
 """Errors that a rank gets because another one is gone."""
 _DISK = re.compile(r"No space left on device|unexpected pos \d+ vs|iostream error|Disk quota exceeded|ENOSPC")
 """torch hides a full disk behind two of these."""
+FIX_MARK = "; to fix it: "
+"""Stands between error and fix in the message of a rank that knows both; see ``train/failure.py``."""
 NO_SPACE_BYTES = 1 << 20
 """A disk with less than this free is full for every practical purpose."""
 
@@ -122,14 +124,15 @@ def explain(host: str, record: Mapping[str, Any]) -> tuple[Failure, ExitCode]:
         cause = "killed"
         if record.get("signal") == 9:
             advice = f"if nobody killed it, the kernel did, for memory: ssh -- {host} dmesg | grep -i oom"
+    words, _, own_advice = (message.strip().splitlines() or [kind])[0].partition(FIX_MARK)
     failure = Failure(
         host=host,
         rank=record.get("rank"),
         cause=cause,
-        message=message.strip().splitlines()[0] if message.strip() else kind,
+        message=words,
         where=error.get("where"),
         tail=error.get("tail"),
-        advice=advice,
+        advice=own_advice or advice,
     )
     return failure, code
 
