@@ -65,9 +65,6 @@ def test_only_the_first_line_of_a_long_message_is_the_message():
 
 def test_a_fix_that_the_rank_knows_is_the_advice():
     """An error of ours on a rank comes back as error and fix, not as one long line."""
-    try:
-        raise InputFileError("no such template", where="run.json", fix="name one of chatml")
-    except InputFileError as problem:
-        error = describe_failure(problem)
+    error = describe_failure(InputFileError("no such template", where="run.json", fix="name one of chatml"))
     failure, _ = explain("a", {"rank": 0, "ok": False, "error": error})
     assert (failure.message, failure.advice) == ("no such template", "name one of chatml")
