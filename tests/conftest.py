@@ -30,6 +30,13 @@ BUILD_OPS = (
 )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test that needs the operations may have to wait until they are compiled."""
+    for item in items:
+        if "op_cache" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(900))
+
+
 @pytest.fixture(scope="session")
 def op_cache() -> Path:
     """DeepSpeed's compiled operations, built first if they are not there; copy it where somebody may write."""
