@@ -178,7 +178,7 @@ def resolve_all(names):
     for name, future in futures.items():
         try:
             found[name] = future.result(max(0.01, deadline - time.monotonic()))
-        except Exception:
+        except Exception:  # a time-out has another class before Python 3.11; resolve() itself answers for its errors
             found[name] = None
     return found
 

@@ -62,7 +62,7 @@ class SshLauncher:
             for number, host in enumerate(plan.hosts):
                 argv = ("/bin/sh", "-c", _TELL_CODE, "sh", *plan.node_argv(number))
                 self._channels[host.name] = fleet[host.name].start(argv)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: what has started is ended before anybody hears of it
             self.end()
             raise
         for name, channel in self._channels.items():

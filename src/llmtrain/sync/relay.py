@@ -326,7 +326,7 @@ def connect(context: ssl.SSLContext, peer: Json) -> ssl.SSLSocket:
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         return context.wrap_socket(raw, server_hostname=peer["name"])
-    except BaseException:
+    except BaseException:  # whatever it is goes on; only the socket must not leak
         raw.close()
         raise
 
