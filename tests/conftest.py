@@ -3,15 +3,18 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 from tests.lab.fixtures import default_shares, healthy_labs, lab3, lab_factory, lab_options
 from tests.lab.model import LabOptions
+from tests.opcache import build_ops
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["healthy_labs", "lab3", "lab_factory", "lab_options"]
 
@@ -21,13 +24,6 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 # One slow import must not fail a property; in CI the same examples are drawn every time.
 settings.register_profile("llmtrain", deadline=None, derandomize=os.environ.get("CI") == "true")
 settings.load_profile("llmtrain")
-
-OPCACHE = Path(os.environ.get("LLMTRAIN_TEST_OPCACHE", Path.home() / ".cache/llmtrain-test/ops"))
-OPS = ("cpu_adam", "deepspeed_shm_comm")
-BUILD_OPS = (
-    "from deepspeed.ops.op_builder import CPUAdamBuilder; CPUAdamBuilder().load(verbose=False);"
-    "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder; ShareMemCommBuilder().load(verbose=False)"
-)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,13 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def op_cache() -> Path:
-    """DeepSpeed's compiled operations, built first if they are not there; copy it where somebody may write."""
-    if not all((OPCACHE / op / f"{op}.so").exists() for op in OPS):
-        OPCACHE.mkdir(parents=True, exist_ok=True)
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # ninja lies beside the interpreter
-        env = {**os.environ, "TORCH_EXTENSIONS_DIR": str(OPCACHE), "PATH": path}
-        subprocess.run([sys.executable, "-c", BUILD_OPS], env=env, check=True, capture_output=True, timeout=900)
-    return OPCACHE
+    """DeepSpeed's compiled operations; copy them where somebody may write."""
+    return build_ops()
 
 
 @pytest.fixture(scope="session")
@@ -53,15 +44,17 @@ def launch_lab(lab_factory, op_cache, tmp_path_factory):
     """A head and three nodes with two networks, docker0 and 127.0.1.1, ready to launch a tiny model."""
     from tests.launch.launchlab import LaunchLab, write_sums
 
+    from llmtrain.cluster.probes import ops_name
     from llmtrain.train.tinymodel import write_tiny_model
 
-    versions = f"py{platform.python_version()}-{version('torch')}-{version('deepspeed')}"
+    packages = {name: version(name) for name in ("torch", "deepspeed")}
+    ops = ops_name(platform.python_version(), packages, sys.executable)
     options = LabOptions(
         shares=default_shares(),
         second_network=True,
         docker0=True,
         loopback_name=True,
-        private_copies=((str(op_cache), f"/root/.llmtrain/ops/{versions}"),),
+        private_copies=((str(op_cache), f"/root/.llmtrain/ops/{ops}"),),
     )
     here = tmp_path_factory.mktemp("launch")
     write_tiny_model(here / "model")

@@ -207,6 +207,15 @@ def test_no_planted_command_has_run(finished):
     assert not [path for folder in ("/tmp", "/root", ".") for path in Path(folder).glob("canary-*")]
 
 
+def test_built_operations_are_used_as_they_are(launch_lab, finished, environs, op_cache):
+    """A host that has DeepSpeed's operations for this environment compiles none: the ranks load the very files."""
+    for host, environ in environs.items():
+        ops = launch_lab.lab.state.disk(host) / environ["TORCH_EXTENSIONS_DIR"].lstrip("/")
+        for built in op_cache.glob("*/*.so"):
+            there = ops / built.relative_to(op_cache)
+            assert there.stat().st_mtime_ns == built.stat().st_mtime_ns
+
+
 def test_secret_is_on_no_command_line(argvs, finished):
     """While it ran no process of any host, nor of this machine, had the secret in its arguments."""
     seen = "\n".join(argvs.seen)

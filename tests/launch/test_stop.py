@@ -104,6 +104,21 @@ def test_interrupt_during_copy(launch_lab):
     assert list(lab.state.disk("node3").glob("root/another*")) == []
 
 
+def test_launch_waits_for_another_that_brings_the_same_model(launch_lab):
+    """Where another sync to the same place is running, a launch says so, waits, and then goes on."""
+    lab = launch_lab.lab
+    folder = launch_lab.folder("/root/waiting", hosts="node3")
+    lab.run("head", ["cp", "-r", "/root/model", "/root/shared-model"])
+    lab.run("node3", ["mkdir", "-p", "/root/.shared-model.llmtrain"])
+    other = lab.popen("node3", ["flock", "/root/.shared-model.llmtrain/lock", "sleep", "600"])
+    run = launch_lab.launch(folder, "--json", "--model", "/root/shared-model")
+    run.wait_text("another launch is copying /root/shared-model to node3")
+    other.kill_group()
+    other.wait()
+    assert run.wait() == 0, run.err
+    assert (lab.state.disk("node3") / "root/shared-model/model.safetensors").exists()
+
+
 def test_killed_rank(launch_lab, two):
     """A rank killed by SIGKILL ends the run with code 8, naming host, rank and signal, and nothing is left."""
     run = launch_lab.launch(two, *ENDLESS)

@@ -11,8 +11,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.opcache import build_ops
+
 HERE = Path(__file__).parent
-OPCACHE = Path(os.environ.get("LLMTRAIN_TEST_OPCACHE", Path.home() / ".cache/llmtrain-test/ops"))
 
 
 def zero(stage, *, offload=False):
@@ -109,7 +110,6 @@ class Finished:
 
 def launch(world, run_files, *, timeout=900):
     """Run each file in turn on *world* ranks under DeepSpeed's own launcher; returns the completed process."""
-    OPCACHE.mkdir(parents=True, exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -121,7 +121,7 @@ def launch(world, run_files, *, timeout=900):
         "DS_ACCELERATOR": "cpu",
         "LOCAL_SIZE": str(world),
         "OMP_NUM_THREADS": "1",
-        "TORCH_EXTENSIONS_DIR": str(OPCACHE),
+        "TORCH_EXTENSIONS_DIR": str(build_ops()),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # ninja, where DeepSpeed's ops must be built
     }
     return subprocess.run(  # noqa: PLW1510 - its exit code is what is tested

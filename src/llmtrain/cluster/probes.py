@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 import time
 from dataclasses import dataclass, field, replace
@@ -15,7 +17,7 @@ from llmtrain.cluster.fleet import Command, Fleet, HostResults, Result, run_on_a
 from llmtrain.errors import HostError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,9 +195,19 @@ def clock_skew(there: float, asked: float, answered: float) -> float:
 
 
 def ops_folder(facts: Facts) -> str:
-    """Where compiled operations lie on a host: apart for every combination of versions they depend on."""
-    versions = "-".join(str(facts.packages.get(name)) for name in ("torch", "deepspeed"))
-    return f"{facts.node_dir}/ops/py{facts.python}-{versions}"
+    """Where compiled operations lie on a host."""
+    return f"{facts.node_dir}/ops/{ops_name(facts.python, facts.packages, facts.executable)}"
+
+
+def ops_name(python: str, packages: Mapping[str, str | None], executable: str) -> str:
+    """Name of the folder of compiled operations, apart for everything they depend on.
+
+    The interpreter's folder is part of it (``python`` and ``python3`` are one environment): ninja compiles all again
+    when it finds headers of another environment, in the middle of a run that has loaded what was there.
+    """
+    versions = "-".join(str(packages.get(name)) for name in ("torch", "deepspeed"))
+    environment = hashlib.sha256(os.fsencode(executable.rpartition("/")[0])).hexdigest()[:8]
+    return f"py{python}-{versions}-{environment}"
 
 
 def examine(fleet: Fleet, requests: dict[str, FactsRequest]) -> HostResults[Facts]:

@@ -198,7 +198,10 @@ def _copy(ready: Prepared, fleet: Fleet, tell: Tell) -> None:
     def progress(host: str, path: str, sent: int) -> None:
         tell("copy", {"host": host, "path": path, "sent": sent, "total": sizes[path]})
 
-    copy_missing(ready.plan, fleet, progress)
+    def wait(host: str, path: str) -> None:
+        tell("copy_wait", {"host": host, "path": path})
+
+    copy_missing(ready.plan, fleet, progress, wait)
 
 
 def _train(ready: Prepared, fleet: Fleet, watch: Watch, run_dir: RunDir, tell: Tell, asked: _Asked) -> Outcome:

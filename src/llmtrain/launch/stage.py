@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from llmtrain.cluster.fleet import START_MARK, Command, Fleet, render_marked, ru
 from llmtrain.cluster.local import kill_group, login_env
 from llmtrain.errors import DiskError, HostError, SyncError
 from llmtrain.sync.distribute import run_sync
-from llmtrain.sync.request import SyncRequest, refuse_failures
+from llmtrain.sync.place import BUSY
+from llmtrain.sync.request import SyncReport, SyncRequest, refuse_failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 STAGED = ("__init__.py", "errors.py", "process.py", "spec", "train")
 """Parts of this package that the ranks need."""
 BLOCK = 1 << 20
+BUSY_S = 6 * 3600.0
+"""As long as another launch may bring a large model to the same place."""
+BUSY_PAUSE_S = 2.0
 
 # $1 the folder, $2 the path valid on all hosts: the folder must be new, the other path a link to it where they differ.
 _UNPACK = (
@@ -94,29 +99,49 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
     tar.addfile(info, io.BytesIO(data))
 
 
-def copy_missing(plan: LaunchPlan, fleet: Fleet, tell: _Tell) -> None:
+def copy_missing(plan: LaunchPlan, fleet: Fleet, tell: _Tell, wait: Callable[[str, str], None]) -> None:
     """Bring model and data to the hosts that lack them, along a chain: N hosts take about as long as one.
+
+    Args:
+        plan: the run.
+        fleet: its hosts.
+        tell: called with host, path and bytes that arrived.
+        wait: called once with host and path where another launch is bringing the same.
 
     Raises:
         SyncError: a copy failed; nothing incomplete has the final name.
     """
-    own = {host.name: host for host in plan.hosts}
     for path in dict.fromkeys(path for _, path in plan.copies):
         hosts = tuple(host for host, lacking in plan.copies if lacking == path)
-        request = SyncRequest(
-            path=path,
-            dest=path,
-            hosts=hosts,
-            what="weights",
-            addresses={host: own[host].address for host in hosts},
-            pythons={host: own[host].python for host in hosts},
-        )
+        deadline, told = time.monotonic() + BUSY_S, set[str]()
+        while hosts:
+            report = _copy_to(hosts, path, plan, fleet, tell)
+            busy = tuple(host.host for host in report.hosts if BUSY in (host.error or ""))
+            if time.monotonic() > deadline or len(busy) < sum(not host.ok for host in report.hosts):
+                refuse_failures(report)
+            for host in set(busy) - told:
+                wait(host, path)
+            told |= set(busy)
+            time.sleep(BUSY_PAUSE_S if busy else 0)
+            hosts = busy
 
-        def show(what: str, values: dict[str, Any], path: str = path) -> None:
-            if what == "progress":
-                tell(values["host"], path, values["received"])
 
-        refuse_failures(run_sync(request, fleet, show))
+def _copy_to(hosts: tuple[str, ...], path: str, plan: LaunchPlan, fleet: Fleet, tell: _Tell) -> SyncReport:
+    own = {host.name: host for host in plan.hosts}
+    request = SyncRequest(
+        path=path,
+        dest=path,
+        hosts=hosts,
+        what="weights",
+        addresses={host: own[host].address for host in hosts},
+        pythons={host: own[host].python for host in hosts},
+    )
+
+    def show(what: str, values: dict[str, Any]) -> None:
+        if what == "progress":
+            tell(values["host"], path, values["received"])
+
+    return run_sync(request, fleet, show)
 
 
 def tree_bytes(path: str) -> int:

@@ -73,6 +73,9 @@ class Live:
     def _on_run_dir(self, values: dict[str, Any]) -> None:
         self.say(f"run folder: {values['path']}")
 
+    def _on_copy_wait(self, values: dict[str, Any]) -> None:
+        self.say(f"another launch is copying {values['path']} to {values['host']}: waiting for it")
+
     def _on_copy(self, values: dict[str, Any]) -> None:
         key = (values["host"], values["path"])
         share = values["sent"] / max(1, values["total"])

@@ -23,6 +23,9 @@ FORBIDDEN = set(SYSTEM.split())
 AT_FDCWD, NOREPLACE, EXCHANGE = -100, 1, 2
 
 
+BUSY = "another sync to this destination is running"
+
+
 class Place:
     """One destination."""
 
@@ -93,7 +96,7 @@ class Place:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise TreeError("another sync to this destination is running", self.dest)
+            raise TreeError(BUSY, self.dest)
 
     # --- what was made before
 
