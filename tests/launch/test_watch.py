@@ -11,6 +11,7 @@ import pytest
 from tests.launch.jobs import write_job
 
 from llmtrain.cluster.fleet import Fleet
+from llmtrain.cluster.sshconfig import SAFE_OPTIONS
 from llmtrain.errors import ExitCode, HostError
 from llmtrain.launch import verdict
 from llmtrain.launch import watch as module
@@ -289,3 +290,9 @@ def test_guardian_that_does_not_start_is_an_error(watch, channels):
     with pytest.raises(HostError, match="guardian") as caught:
         watch.open()
     assert "gpu006" in str(caught.value)
+
+
+def test_ssh_gives_a_link_up_later_than_the_watch():
+    """The connections of pdsh outlive a silence after which the watch calls a host lost."""
+    options = dict(SAFE_OPTIONS)
+    assert int(options["ServerAliveInterval"]) * int(options["ServerAliveCountMax"]) > LOST_S

@@ -20,7 +20,8 @@ SAFE_OPTIONS: tuple[tuple[str, str], ...] = (
     ("StrictHostKeyChecking", "yes"),
     ("ConnectTimeout", "10"),
     ("ServerAliveInterval", "5"),
-    ("ServerAliveCountMax", "3"),
+    # Half a minute: pdsh's connections must not give a link up before the watch does (launch/watch.py, LOST_S).
+    ("ServerAliveCountMax", "6"),
     ("ForwardAgent", "no"),
     ("ForwardX11", "no"),
     ("ClearAllForwardings", "yes"),
