@@ -96,6 +96,7 @@ def launch(
     code: Annotated[
         str | None, typer.Option("--code", metavar="DIR", help="Code sent with a script of yours; its folder.")
     ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Bring what hosts lack without asking.")] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -121,7 +122,8 @@ def launch(
     script = read_program(context, code)
     live = Live()
     try:
-        result = run_launch(spec, selection, live.tell, dry_run=dry_run, script=script)
+        agree = live.agree if yes else live.ask if live.can_ask else None
+        result = run_launch(spec, selection, live.tell, dry_run=dry_run, script=script, agree=agree)
     finally:
         live.close()
     if isinstance(result, Outcome):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from tests.cluster.hosts import PACKAGES, gpu, make_facts
 
-from llmtrain.cluster.checks.files import missing_trees
+from llmtrain.cluster.checks.files import lacking_trees
 from llmtrain.cluster.doctor import judge
 from llmtrain.cluster.findings import refuse_failures
 from llmtrain.cluster.needs import Needs
@@ -67,7 +67,22 @@ def test_other_content_at_a_path_fails_and_absence_does_not():
     assert (finding.host, finding.check) == ("b", "content")
     assert "config.json" in finding.saw
     facts = {name: make_facts(name, i, **changes[name]) for i, name in enumerate("abc", start=1)}
-    assert missing_trees(facts, ["/m"]) == [("c", "/m")]
+    assert lacking_trees(facts, {"/m": "missing"}, trees) == [("c", "/m")]
+
+
+def test_a_tree_that_is_to_be_the_same_is_copied_over_what_differs_but_not_beside_what_only_the_host_has():
+    """With `same` a host that differs gets a copy; one that has more is refused by name; with `never` absence fails."""
+    trees = {"/m": HERE}
+    extra = {"/m": {"kind": "dir", "files": {**HERE["files"], "model.safetensors": [1, "z"]}}}
+    other = {"/m": {"kind": "dir", "files": {"config.json": [10, "y"]}}}
+    changes = {"a": {"trees": trees}, "b": {"trees": other}, "c": {"trees": extra}}
+    (finding,) = _judge(changes, Needs(trees=trees, bring={"/m": "same"}))
+    assert (finding.host, finding.check) == ("c", "content")
+    assert "--delete" in finding.fix
+    facts = {name: make_facts(name, i, **changes[name]) for i, name in enumerate("abc", start=1)}
+    assert lacking_trees(facts, {"/m": "same"}, trees) == [("b", "/m"), ("c", "/m")]
+    changes["a"] = {"trees": {"/m": {"kind": "missing", "files": {}}}}
+    assert [one.host for one in _judge(changes, Needs(trees=trees, bring={"/m": "never"}))] == ["a", "b", "c"]
 
 
 def test_all_failures_are_told_at_once():

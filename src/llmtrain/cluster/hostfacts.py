@@ -102,6 +102,22 @@ def packages() -> Dict[str, Optional[str]]:
     return versions
 
 
+def environment_digest() -> Optional[str]:
+    """What was installed, by the records that pip and conda leave: quick, and the same wherever it was copied to."""
+    try:
+        from importlib.metadata import distributions
+    except ImportError:
+        return None
+    found = set()
+    for one in distributions():
+        lines = sorted(line for line in (one.read_text("RECORD") or "").splitlines() if ".pyc" not in line)
+        record = hashlib.sha256("\n".join(lines).encode("utf-8", "replace")).hexdigest()
+        found.add("%s %s %s" % (one.metadata["Name"], one.version, record))
+    meta = os.path.join(sys.prefix, "conda-meta")
+    found.update(os.listdir(meta) if os.path.isdir(meta) else ())
+    return hashlib.sha256("\n".join([platform.python_version()] + sorted(found)).encode()).hexdigest()
+
+
 def accelerators() -> List[Json]:
     """One entry per NVIDIA GPU; fields the driver does not know are None."""
     query = "index,name,uuid,memory.total,memory.used,compute_cap,driver_version"
@@ -231,6 +247,7 @@ def facts(request: Json) -> Json:
         "executable": sys.executable,
         "prefix": sys.prefix,
         "packages": packages(),
+        "environment": environment_digest(),
         "accelerators": accelerators(),
         "other_accelerators": [name for name in ("kfd", "davinci_manager", "accel") if os.path.exists("/dev/" + name)],
         "cpus": sorted(os.sched_getaffinity(0)),

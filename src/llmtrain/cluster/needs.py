@@ -21,6 +21,8 @@ class Needs:
 
     trees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Path -> digest of the tree here that hosts must have or lack, see :func:`hostfacts.tree_digest`."""
+    bring: Mapping[str, str] = field(default_factory=dict)
+    """Path -> ``missing``, ``same`` or ``never``: where ours may be put there; ``missing`` if not named."""
     free_bytes: int = MIN_FREE_BYTES
     """Free space wanted in the working folder of every host."""
     memory_bytes: Mapping[str, int] = field(default_factory=dict)

@@ -98,6 +98,8 @@ class Facts:
     """Processor architecture."""
     noise: str
     """What shell start-up files printed around the answer."""
+    environment: str | None = None
+    """Digest of what is installed there, see :func:`hostfacts.environment_digest`."""
     node_dir_free_inodes: int | None = None
     """How many more files fit there; 0 where the file system does not count them."""
     time: float | None = None
@@ -183,6 +185,7 @@ def make_facts(host: str, answer: dict[str, Any], *, noise: str = "") -> Facts:
         glibc=answer["glibc"],
         machine=answer["machine"],
         noise=noise,
+        environment=answer.get("environment"),
         node_dir_free_inodes=answer["node_dir"].get("free_inodes"),
         time=answer.get("time"),
         details=parse_details(answer.get("details") or {}),

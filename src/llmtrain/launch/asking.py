@@ -61,6 +61,7 @@ def needs_of(job: Job, facts: Mapping[str, Facts], trees: Mapping[str, Mapping[s
     held = share if not cuda or _offload_device(config) == "cpu" else 0
     return Needs(
         trees=trees,
+        bring=job.bring,
         free_bytes=_space(job),
         memory_bytes={host.name: held * len(host.slots) for host in job.cluster.hosts},
         ops=ops_of(config, cuda=cuda),

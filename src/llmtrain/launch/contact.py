@@ -15,6 +15,7 @@ from llmtrain.cluster.probes import Facts, examine, read_tree
 from llmtrain.launch.asking import facts_request, needs_of, wanted_network
 from llmtrain.launch.between import Between, examine_between
 from llmtrain.launch.choices import Hardware, choose_hardware
+from llmtrain.launch.lineage import judge_lineage, read_software
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,6 +87,7 @@ def examine_hosts(job: Job, fleet: Fleet) -> Contact:
     network = _choose_network(job, fleet, facts)
     findings += _examine_between(job, fleet, facts, network)
     refuse_failures(findings, skip=skip)
+    findings += judge_lineage(read_software(job.spec.training.resume), facts)
     hardware, choices = choose_hardware(job.spec, list(facts.values()), flash_imports=_flash_imports(job, fleet, facts))
     return Contact(
         facts=facts, network=network, hardware=hardware, choices=choices, warnings=tuple(findings), trees=trees

@@ -47,6 +47,7 @@ def make_document(job: Job, contact: Contact, rendered: Rendered, run_id: str, r
         "output": run_dir / "output",
         "checkpoints": run_dir / "checkpoints",
         "grace_s": GRACE_S,
+        "environment": _environment(job, contact),
     }
 
 
@@ -62,6 +63,12 @@ def _data(job: Job, run_dir: HostDir) -> dict[str, Any]:
         "eval": data.eval,
         "chat_template": run_dir / "template.jinja" if job.template_text is not None else data.chat_template,
     }
+
+
+def _environment(job: Job, contact: Contact) -> dict[str, Any]:
+    """Prefix, and digests of what was installed on the hosts: one, if all are alike."""
+    digests = sorted({str(item.environment) for item in contact.facts.values() if item.environment})
+    return {"prefix": job.spec.environment, "digests": digests}
 
 
 def _script(job: Job, run_dir: HostDir) -> dict[str, Any] | None:

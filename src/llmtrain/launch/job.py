@@ -21,7 +21,7 @@ from llmtrain.spec.source import Source, resolve_source
 from llmtrain.spec.yamlfile import read_text
 
 if TYPE_CHECKING:
-    from llmtrain.spec.runspec import RunSpec
+    from llmtrain.spec.runspec import Bring, RunSpec
     from llmtrain.spec.script import Script
 
 
@@ -73,12 +73,20 @@ class Job:
     @property
     def trees(self) -> tuple[str, ...]:
         """Paths every host must have."""
-        held_out = self.spec.data.eval
-        paths = [str(self.model.path) if self.model else None, *(source.path for source in self.sources)]
-        if self.script is not None:
-            paths.append(self.spec.data.path)
-        paths.append(held_out if isinstance(held_out, str) else None)
-        return tuple(path for path in paths if path is not None)
+        return tuple(self.bring)
+
+    @property
+    def bring(self) -> dict[str, Bring]:
+        """Path every host must have -> what is done where it is missing or differs."""
+        sync, held_out = self.spec.sync, self.spec.data.eval
+        model = [str(self.model.path)] if self.model else []
+        data = [source.path for source in self.sources]
+        if self.script is not None and self.spec.data.path is not None:
+            data.append(self.spec.data.path)
+        if isinstance(held_out, str):
+            data.append(held_out)
+        kinds: list[tuple[list[str], Bring]] = [(model, sync.model), (data, sync.data), ([*sync.paths], "same")]
+        return {path: mode for paths, mode in reversed(kinds) for path in paths}
 
     def python_on(self, host: str) -> str:
         """The interpreter on a host."""
@@ -123,6 +131,9 @@ def read_job(spec: RunSpec, selection: Selection, script: Script | None = None) 
     data, sources = _read_data(spec) if script is None else (None, ())
     if script is not None and spec.data.path and not Path(spec.data.path).exists():
         raise InputFileError("the data does not exist", where=spec.data.path, fix="correct --data")
+    for path in spec.sync.paths:
+        if not Path(path).exists():
+            raise InputFileError("it does not exist", where=path, fix="correct sync.paths")
     return Job(
         spec=spec,
         cluster=cluster,

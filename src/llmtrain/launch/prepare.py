@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.cluster.checks.files import missing_trees
+from llmtrain.cluster.checks.files import is_missing, lacking_trees
 from llmtrain.cluster.sshconfig import render_ssh_config
 from llmtrain.errors import PreflightError
+from llmtrain.launch.asking import DEFAULT_PORTS
 from llmtrain.launch.choices import KEPT_ENV, choose_cores, rank_env
 from llmtrain.launch.command import NODE_RANK, choose_launcher, render_command, runner_env
 from llmtrain.launch.document import make_document
@@ -23,6 +24,7 @@ from llmtrain.spec.choice import Choice
 from llmtrain.spec.dsconfig import Rendered, render_deepspeed
 from llmtrain.spec.hostfile import render_hostfile
 from llmtrain.spec.presets import overrides_layer
+from llmtrain.spec.runspec import parse_ports, parse_rate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,7 +82,13 @@ class LaunchPlan:
     hosts: tuple[HostPlan, ...]
     """In rank order."""
     copies: tuple[tuple[str, str], ...]
-    """(host, path) of the model and data files that are missing there and are copied from here first."""
+    """(host, path) of the model and data files that are missing there, or differ, and are copied from here first."""
+    replaced: tuple[tuple[str, str], ...]
+    """Those of them that replace something, which asks first."""
+    ports: tuple[int, int]
+    """Range in which hosts listen while they get copies."""
+    rate: float | None
+    """Bytes per second that leave here for copies; None for no limit."""
     run_dir: HostDir
     """The run folder's path that is valid on every host."""
     local: bool
@@ -159,6 +167,7 @@ def plan_launch(
     launcher = choose_launcher(job.spec.launcher, local=job.local, missing=missing)
     run = make_document(job, contact, rendered, run_id, run_dir)
     shared = _shared_files(job, rendered)
+    copies = () if job.local else tuple(lacking_trees(contact.facts, job.bring, contact.trees))
     hosts = tuple(
         _plan_host(job, contact, host, run, run_dir, own_dirs[host.name], shared) for host in job.cluster.hosts
     )
@@ -166,7 +175,10 @@ def plan_launch(
         run_id=run_id,
         world_size=job.cluster.world_size,
         hosts=hosts,
-        copies=() if job.local else tuple(missing_trees(contact.facts, job.trees)),
+        copies=copies,
+        replaced=tuple((host, path) for host, path in copies if not is_missing(contact.facts[host], path)),
+        ports=parse_ports(job.spec.ports) if job.spec.ports else DEFAULT_PORTS,
+        rate=parse_rate(job.spec.sync.rate) if job.spec.sync.rate else None,
         run_dir=run_dir,
         local=job.local,
         master_addr=address,

@@ -20,10 +20,12 @@ from llmtrain.launch.command import choose_launcher
 from llmtrain.launch.contact import Contact, examine_hosts, open_fleet
 from llmtrain.launch.execute import execute
 from llmtrain.launch.job import Job, Selection, read_job
+from llmtrain.launch.lineage import software_of
 from llmtrain.launch.prepare import LaunchPlan, plan_launch
 from llmtrain.launch.project import examine_output, send_code
 from llmtrain.launch.rundir import RunDir, create_run_dir, new_run_id, write_private, write_record
 from llmtrain.launch.stage import copy_missing, fetch_tree, remove, remove_scratch, send_tree, stage, tree_bytes
+from llmtrain.launch.supply import Agree, settle_replacements, supply_environment
 from llmtrain.launch.verdict import Outcome
 from llmtrain.launch.watch import Watch
 
@@ -68,7 +70,13 @@ class Output:
 
 
 def launch(
-    spec: RunSpec, selection: Selection, tell: Tell, *, dry_run: bool = False, script: Script | None = None
+    spec: RunSpec,
+    selection: Selection,
+    tell: Tell,
+    *,
+    dry_run: bool = False,
+    script: Script | None = None,
+    agree: Agree | None = None,
 ) -> Outcome | LaunchPlan:
     """Fine-tune, or run a program of the user's, over the hosts of the run.
 
@@ -78,6 +86,7 @@ def launch(
         tell: called for everything a person would want to see.
         dry_run: stop before anything is written and return the plan.
         script: a program of the user's instead of the fine-tune.
+        agree: asked before anything but a missing model or data is brought to hosts; None if nobody can be asked.
 
     Raises:
         LlmtrainError: the run could not start. Once ranks have started every end is an :class:`Outcome`.
@@ -91,12 +100,14 @@ def launch(
     with _signals() as asked:
         fleet = open_fleet(job)
         try:
+            supply_environment(job, fleet, agree, tell, dry_run=dry_run)
             contact = examine_hosts(job, fleet)
             _refuse_taken(output, fleet)
             plan = plan_launch(job, contact, run_id, dict(os.environ), missing=missing)
             tell("plan", {"plan": plan, "job": job, "output": str(output), "warnings": contact.warnings})
             if dry_run:
                 return plan
+            settle_replacements(plan, job.cluster.origin, agree)
             return _carry_out(Prepared(job=job, contact=contact, plan=plan, output=output), fleet, tell, asked)
         finally:
             fleet.close()
@@ -180,8 +191,7 @@ def _write_head(ready: Prepared, run_dir: RunDir) -> None:
     hosts = [{"name": host.name, "slots": host.slots, "ranks": host.ranks} for host in ready.plan.hosts]
     write_record(run_dir.run_file, {**ready.plan.run, "hosts": hosts, "output": str(ready.output)})
     facts = ready.contact.facts
-    software = {name: {"python": item.python, "glibc": item.glibc, **item.packages} for name, item in facts.items()}
-    write_record(run_dir.versions, {"hosts": software})
+    write_record(run_dir.versions, {"hosts": {name: software_of(item) for name, item in facts.items()}})
 
 
 def _write_failed_start(run_dir: RunDir, error: LlmtrainError) -> None:

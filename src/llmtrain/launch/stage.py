@@ -133,6 +133,8 @@ def _copy_to(hosts: tuple[str, ...], path: str, plan: LaunchPlan, fleet: Fleet, 
         dest=path,
         hosts=hosts,
         what="weights",
+        rate=plan.rate,
+        ports=plan.ports,
         addresses={host: own[host].address for host in hosts},
         pythons={host: own[host].python for host in hosts},
     )

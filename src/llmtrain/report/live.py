@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from llmtrain.report.errors import clean
 from llmtrain.report.plan import show_plan
+from llmtrain.report.sync import SyncLive, show_sync
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +43,7 @@ class Live:
         self.first_step: tuple[int, float] | None = None
         self.last_line = 0.0
         self.copied: dict[tuple[str, str], float] = {}
+        self.sync: SyncLive | None = None
 
     def tell(self, what: str, values: dict[str, Any]) -> None:
         """Take one event of the launch."""
@@ -54,8 +56,26 @@ class Live:
         line = clean(text)
         (self.progress.console if self.progress else self.console).print(line, markup=False)
 
+    @property
+    def can_ask(self) -> bool:
+        """Whether somebody sits at a terminal and sees questions."""
+        return sys.stdin.isatty() and self.fancy
+
+    def ask(self, question: str) -> bool:
+        """Ask, and take only a clear yes for one."""
+        self.close()
+        self.console.print(f"{clean(question)} [y/N] ", markup=False, end="")
+        return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+    def agree(self, question: str) -> bool:
+        """The answer of somebody who said ``--yes``."""
+        self.say(f"{question} --yes")
+        return True
+
     def close(self) -> None:
         """Take the progress line away."""
+        if self.sync:
+            self.sync.close()
         if self.progress:
             self.progress.stop()
             self.progress = None
@@ -85,6 +105,15 @@ class Live:
             self.last_line = time.monotonic()
             self.copied[key] = share
             self.say(f"copying {values['path']} to {values['host']}: {min(1.0, share):.0%} of {_size(values['total'])}")
+
+    def _on_sync(self, values: dict[str, Any]) -> None:
+        """What a sync tells that the launch carries out; each one has bars of its own."""
+        self.sync = self.sync or SyncLive()
+        self.sync.tell(values["what"], values["values"])
+
+    def _on_synced(self, values: dict[str, Any]) -> None:
+        show_sync(self.sync or SyncLive(), values["report"], dry_run=False)
+        self.sync = None
 
     def _on_start(self, values: dict[str, Any]) -> None:
         self.say(f"starting {values['world_size']} ranks")

@@ -40,9 +40,10 @@ def show_plan(console: Console, plan: LaunchPlan, output: str) -> None:
 
 def show_dry_run(console: Console, plan: LaunchPlan, output: str) -> None:
     """All that a real run would write and start."""
-    console.print("\ncopied to hosts that lack it:" if plan.copies else "\nnothing to copy", markup=False)
+    console.print("\ncopied to these hosts:" if plan.copies else "\nnothing to copy", markup=False)
     for name, path in plan.copies:
-        console.print(clean(f"  {name}:{path}"), markup=False)
+        instead = " instead of what is there" if (name, path) in plan.replaced else ""
+        console.print(clean(f"  {name}:{path}{instead}"), markup=False)
     console.print("\nfiles on every host, in its run folder:", markup=False)
     for host in plan.hosts:
         console.print(f"  {clean(host.name)}:{host.own_dir}", markup=False)
@@ -70,7 +71,9 @@ def plan_json(plan: LaunchPlan, output: str) -> dict[str, Any]:
         "run_id": plan.run_id,
         "world_size": plan.world_size,
         "hosts": [_host_json(plan, host) for host in plan.hosts],
-        "copies": [{"host": host, "path": path} for host, path in plan.copies],
+        "copies": [
+            {"host": host, "path": path, "replaces": (host, path) in plan.replaced} for host, path in plan.copies
+        ],
         "master": f"{plan.master_addr}:{plan.master_port}",
         "run": dict(plan.run),
         "head_files": dict(plan.head_files),

@@ -28,6 +28,7 @@ PATH_KEYS: tuple[KeyPath, ...] = (
     ("model", "path"),
     ("data", "path"),
     ("data", "eval"),
+    ("sync", "paths"),
 )
 
 
@@ -105,7 +106,7 @@ def _read_layers(run_file: str | None, base: Path) -> Layers:
     layers = Layers(values=values, lines=lines, file=str(path))
     for key in PATH_KEYS:
         value = _get(values, key)
-        if isinstance(value, str):
+        if isinstance(value, (str, list)):
             _put_value(values, key, _absolute(key, value, path.resolve().parent))
     data = values.get("data")
     mix = data.get("mix") if isinstance(data, dict) else None
@@ -123,6 +124,12 @@ def _looks_like_file(config: str) -> bool:
 
 
 def _absolute(path: KeyPath, value: Any, base: Path) -> Any:
+    if isinstance(value, list) and path in PATH_KEYS:
+        return [_absolute_text(path, item, base) for item in value]
+    return _absolute_text(path, value, base)
+
+
+def _absolute_text(path: KeyPath, value: Any, base: Path) -> Any:
     if not isinstance(value, str) or not value:
         return value
     if path == ("config",) and _looks_like_file(value):

@@ -147,6 +147,32 @@ class TrainingPart(Part):
     """Checkpoint directory on the hosts to go on from."""
 
 
+Bring = Literal["missing", "same", "never"]
+"""``missing``: where a host has nothing at that path; ``same``: also where it has something else; ``never``."""
+
+
+class SyncPart(Part):
+    """``sync:`` what ``launch`` brings to the hosts from here; all but a missing model or data asks first."""
+
+    model: Bring = "missing"
+    """To hosts that have nothing there; `same` also replaces what differs; `never` leaves it to you."""
+    data: Bring = "missing"
+    """The same for data and evaluation files."""
+    environment: Bring = "missing"
+    """The same for the prefix that `environment` names, with the interpreter it was made from."""
+    paths: Annotated[tuple[str, ...], BeforeValidator(_tuple)] = ()
+    """Further files and folders (code, tokenizers) that hosts get as they are here, at the same path."""
+    rate: str | None = None
+    """At most this leaves here, as `100M` (bytes) or `800mbit` a second."""
+
+    @field_validator("rate")
+    @classmethod
+    def _rate(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_rate(value)
+        return value
+
+
 class HostPart(Part):
     """``per_host: NAME:`` what differs on one host."""
 
@@ -190,11 +216,12 @@ class RunSpec(Part):
     network: str | None = None
     """Subnet (CIDR) or interface for the traffic of the ranks."""
     ports: str | None = None
-    """Range ``FIRST-LAST`` the master port is taken from."""
+    """Range ``FIRST-LAST`` the master port is taken from, and in which hosts listen while something is synced."""
     model: ModelPart = ModelPart()
     data: DataPart = DataPart()
     batch: BatchPart = BatchPart()
     training: TrainingPart = TrainingPart()
+    sync: SyncPart = SyncPart()
     deepspeed: dict[str, Any] = {}
     """DeepSpeed keys laid over the preset."""
     env: dict[str, Text] = {}
@@ -257,6 +284,19 @@ def parse_ports(text: str) -> tuple[int, int]:
     if match is None or not 1024 <= int(match[1]) <= int(match[2]) <= 65535:
         raise ValueError("must be FIRST-LAST with 1024 <= FIRST <= LAST <= 65535")
     return int(match[1]), int(match[2])
+
+
+def parse_rate(text: str) -> float:
+    """``100M`` or ``1.5G`` (bytes a second), ``200mbit`` (bits a second) as bytes per second.
+
+    Raises:
+        ValueError: not a rate.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)(bit|b|ib)?(/s|ps)?", text.strip().lower())
+    if match is None or float(match[1]) <= 0:
+        raise ValueError(f"{text!r} is not a rate: write for example 100M or 800mbit")
+    factor = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[match[2]]
+    return float(match[1]) * factor / (8 if match[3] == "bit" else 1)
 
 
 def check_env(key: str, value: str) -> None:

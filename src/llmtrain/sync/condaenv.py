@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import configparser
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.cluster.fleet import Command, Fleet, run_on_all
+from llmtrain.cluster.fleet import START_MARK, Command, Fleet, run_on_all
 from llmtrain.cluster.local import LocalTransport
 from llmtrain.errors import DiskError, InputFileError, SyncError, UsageError
+from llmtrain.sync import envlook
+from llmtrain.sync.envlook import look
 from llmtrain.sync.place import write_json
 
 if TYPE_CHECKING:
+    from llmtrain.cluster.fleet import Transport
     from llmtrain.sync.request import SyncReport
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
@@ -51,61 +52,76 @@ print("PROOF" + json.dumps(found))
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """An environment on this machine."""
+    """An environment, here or on a host."""
 
-    prefix: Path
+    prefix: str
     """Its folder."""
     kind: str
     """conda, venv, uv or plain."""
-    base: Path | None
-    """Folder of the interpreter a venv was made from; None where the environment has its own."""
-    editable: tuple[tuple[str, str], ...]
+    bases: tuple[tuple[str, str], ...] = ()
+    """Folders of the interpreter a venv was made from: (where it is, by which name the environment calls it)."""
+    shared: bool = False
+    """Whether it also uses the packages of that interpreter."""
+    editable: tuple[tuple[str, str], ...] = ()
     """Packages installed in place: (name, folder outside the environment)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Extra:
+    """A folder that goes along with an environment."""
+
+    path: str
+    """Where it is."""
+    dest: str
+    """Where it has to be on the hosts."""
+    exclude: tuple[str, ...] = ()
+    """What of it does not travel."""
+
+
 def read_environment(prefix: Path) -> Environment:
-    """Look at an environment.
+    """Look at an environment on this machine.
 
     Raises:
         InputFileError: not an environment.
     """
-    if not (prefix / "bin" / "python").exists():
-        raise InputFileError(
-            "not an environment: it has no bin/python", where=str(prefix), fix="name a prefix, or a conda-pack archive"
+    return _parse_look(str(prefix), look(str(prefix)))
+
+
+def examine_environment(source: Transport, prefix: str) -> Environment:
+    """Look at an environment on a host.
+
+    Raises:
+        InputFileError: not an environment.
+        HostError: the host does not answer.
+    """
+    text = Path(str(envlook.__file__)).read_text(encoding="utf-8")
+    script = f"{text}\n\nprint({START_MARK.decode()!r} + json.dumps(look({prefix!r})))\n"
+    done = source.run(Command(argv=("python3", "-I", "-"), stdin=script.encode(), timeout_s=PROVE_S))
+    answer = done.stdout.partition(START_MARK)[2]
+    if done.code != 0 or not answer:
+        raise SyncError(
+            f"the environment cannot be looked at: {done.tail()}", where=source.name, fix="python3 -V there"
         )
-    base, kind = None, "plain"
-    if (prefix / "conda-meta").is_dir():
-        kind = "conda"
-    elif (prefix / "pyvenv.cfg").is_file():
-        config = _read_cfg(prefix / "pyvenv.cfg")
-        kind = "uv" if "uv" in config else "venv"
-        home = Path(config.get("home", "/usr/bin"))
-        base = Path(os.path.realpath(home / "python3")).parent.parent if (home / "python3").exists() else home.parent
-    return Environment(prefix=prefix, kind=kind, base=base, editable=tuple(_read_editable(prefix)))
+    return _parse_look(f"{source.name}:{prefix}", json.loads(answer))
 
 
-def _read_cfg(path: Path) -> dict[str, str]:
-    parser = configparser.ConfigParser(interpolation=None)
-    parser.read_string("[venv]\n" + path.read_text(encoding="utf-8", errors="replace"))
-    return dict(parser["venv"])
-
-
-def _read_editable(prefix: Path) -> list[tuple[str, str]]:
-    found = []
-    for path in prefix.glob("lib*/python3*/site-packages/*.dist-info/direct_url.json"):
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        folder = str(document.get("url", "")).removeprefix("file://")
-        if document.get("dir_info", {}).get("editable") and not folder.startswith(f"{prefix}/"):
-            found.append((path.parent.name.split("-")[0], folder))
-    return sorted(set(found))
+def _parse_look(where: str, found: dict[str, Any] | None) -> Environment:
+    if found is None:
+        raise InputFileError(
+            "not an environment: it has no bin/python", where=where, fix="name a prefix, or a conda-pack archive"
+        )
+    return Environment(
+        prefix=where,
+        kind=found["kind"],
+        bases=tuple((path, name) for path, name in found["bases"]),
+        shared=found["shared"],
+        editable=tuple((name, folder) for name, folder in found["editable"]),
+    )
 
 
 def prepare_environment(
     path: Path, dest: str, *, relocate: bool, force: bool = False
-) -> tuple[Path, tuple[Path, ...], list[str]]:
+) -> tuple[Path, tuple[Extra, ...], list[str]]:
     """Make an environment ready to be copied to ``dest``.
 
     An archive is unpacked here, once, at its final prefix. For another path a rewritten copy is made beside our cache.
@@ -124,33 +140,60 @@ def prepare_environment(
         path = unpack(path, Path(dest))
         notes.append(f"unpacked at {path}")
     environment = read_environment(path)
-    notes.insert(0, f"{environment.kind} environment {path}")
-    if environment.editable and not force:
-        name, folder = environment.editable[0]
-        raise InputFileError(
-            f"{len(environment.editable)} packages are installed in place (editable): {name} from {folder}",
-            where=str(path),
-            fix=f"pip install it normally; or llmtrain sync {folder} to the hosts as well and use --force",
-        )
-    also: tuple[Path, ...] = ()
-    if environment.base is not None:
-        if str(environment.base).startswith(SYSTEM):
-            notes.append(f"made from the system's Python in {environment.base}: every host needs the same one")
-        else:
-            also = (environment.base,)
-            notes.append(f"its interpreter in {environment.base} goes along")
+    extras, more = plan_environment(environment, force=force)
+    notes = [*more[:1], *notes, *more[1:]]
     if dest != str(path):
         if not relocate:
-            raise UsageError(
-                "an environment works only at the path it was made for",
-                where=f"{path} -> {dest}",
-                fix="leave --dest out, or add --relocate to rewrite the paths inside",
-            )
+            raise _elsewhere(f"{path} -> {dest}")
         from llmtrain.sync.relocate import relocated
 
         path, more = relocated(path, dest)
         notes += more
-    return path, also, notes
+    return path, extras, notes
+
+
+def plan_environment(environment: Environment, *, force: bool = False) -> tuple[tuple[Extra, ...], list[str]]:
+    """What goes along with an environment, and what a person should know. Pure.
+
+    Raises:
+        InputFileError: it has packages that live elsewhere.
+    """
+    notes = [f"{environment.kind} environment {environment.prefix}"]
+    if environment.editable and not force:
+        name, folder = environment.editable[0]
+        raise InputFileError(
+            f"{len(environment.editable)} packages are installed in place (editable): {name} from {folder}",
+            where=environment.prefix,
+            fix=f"pip install it normally; or llmtrain sync {folder} to the hosts as well and use --force",
+        )
+    extras = []
+    for path, name in environment.bases:
+        if name.startswith(SYSTEM):
+            notes.append(f"made from the system's Python in {name}: every host needs the same one")
+            continue
+        # An isolated environment never looks at the packages of the interpreter it was made from.
+        exclude = () if environment.shared else ("lib/python3*/site-packages/*",)
+        extras.append(Extra(path=path, dest=name, exclude=exclude))
+        notes.append(f"its interpreter in {name} goes along")
+    return tuple(extras), notes
+
+
+def refuse_elsewhere(path: str, dest: str) -> None:
+    """An environment on a host is copied as it is, so only to the same path.
+
+    Raises:
+        UsageError: the two differ.
+    """
+    if path != dest:
+        raise _elsewhere(f"{path} -> {dest}")
+
+
+def _elsewhere(where: str) -> UsageError:
+    return UsageError(
+        "an environment works only at the path it was made for",
+        where=where,
+        fix="leave --dest out, or add --relocate (of an environment on this machine) to rewrite the paths inside",
+    )
 
 
 def unpack(archive: Path, prefix: Path) -> Path:

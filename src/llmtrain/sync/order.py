@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from llmtrain.cluster.fleet import Fleet, Transport, run_on_all
 from llmtrain.cluster.local import LocalTransport
-from llmtrain.errors import InputFileError, LlmtrainError, UsageError
+from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.spec.hostfile import Cluster, read_hostfile
-from llmtrain.spec.runspec import parse_ports
-from llmtrain.sync.distribute import run_rollback, run_sync
-from llmtrain.sync.request import DEFAULT_PORTS, HostReport, SyncReport, SyncRequest, refuse_failures
-from llmtrain.sync.weights import LEAN, check_weights
+from llmtrain.spec.runspec import parse_ports, parse_rate
+from llmtrain.sync.cargo import Cargo, examine_cargo, prepare_cargo, run_cargo
+from llmtrain.sync.distribute import run_rollback
+from llmtrain.sync.request import DEFAULT_PORTS, HostReport, SyncReport, SyncRequest
+from llmtrain.sync.weights import LEAN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,28 +72,22 @@ def order_sync(what: What, words: Sequence[str], options: SyncOptions, spec: Run
     cluster = read_hostfile(_need_hosts(spec))
     request = make_request(what, words, options, spec, cluster)
     tell("order", {"path": request.path, "dest": request.dest, "hosts": list(request.hosts)})
-    also: tuple[Path, ...] = ()
+    cargo = Cargo(request=request)
     if request.source_host is None and not options.rollback:
-        request, also = _prepare(request, options, tell)
+        cargo = prepare_cargo(request, tell, relocate=options.relocate)
     fleet, failed = open_hosts(request.hosts)
     source: Transport | None = None
     try:
         if request.source_host is not None:
             source = _connect(request.source_host)
-        reached = replace(request, hosts=tuple(fleet))
-        for path in also:
-            one = replace(reached, path=str(path), dest=str(path), what="files", delete=False)
-            refuse_failures(run_sync(one, fleet, tell))
-        if not reached.hosts:
+            cargo = examine_cargo(request, source, tell)
+        cargo = replace(cargo, request=replace(cargo.request, hosts=tuple(fleet)))
+        if not fleet.transports:
             report = SyncReport(hosts=[])
         elif options.rollback:
-            report = run_rollback(reached, fleet, tell)
+            report = run_rollback(cargo.request, fleet, tell)
         else:
-            report = run_sync(reached, fleet, tell, source=source)
-        if what == "environment" and not options.rollback and not options.dry_run:
-            from llmtrain.sync.condaenv import prove
-
-            prove(report, fleet, request.dest)
+            report = run_cargo(cargo, fleet, tell, source=source)
     finally:
         fleet.close()
         if source is not None:
@@ -140,7 +134,7 @@ def make_request(
         checksum=options.checksum,
         force=options.force,
         dry_run=options.dry_run,
-        rate=None if options.rate is None else parse_rate(options.rate),
+        rate=None if options.rate is None else _read_rate(options.rate),
         keep=options.keep,
         transport=options.transport,
         network=spec.network,
@@ -187,35 +181,11 @@ def _split_host(text: str) -> tuple[str | None, str]:
     return (host, path) if colon and "/" not in host else (None, text)
 
 
-def parse_rate(text: str) -> float:
-    """``100M`` or ``1.5G`` (bytes a second), ``200mbit`` (bits a second) as bytes per second.
-
-    Raises:
-        UsageError: not a rate.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)(bit|b|ib)?(/s|ps)?", text.strip().lower())
-    if match is None or float(match[1]) <= 0:
-        raise UsageError(f"{text!r} is not a rate", where="--rate", fix="write for example 100M or 800mbit")
-    factor = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[match[2]]
-    return float(match[1]) * factor / (8 if match[3] == "bit" else 1)
-
-
-def _prepare(request: SyncRequest, options: SyncOptions, tell: Tell) -> tuple[SyncRequest, tuple[Path, ...]]:
-    """Check what is on this machine; returns the request and further folders that must go along."""
-    path = Path(request.path)
-    if not path.exists():
-        raise InputFileError("there is nothing to copy", where=request.path, fix=f"ls {path.parent}")
-    also: tuple[Path, ...] = ()
-    notes: list[str] = []
-    if request.what == "weights":
-        notes = check_weights(path, request.exclude)
-    elif request.what == "environment":
-        from llmtrain.sync.condaenv import prepare_environment
-
-        path, also, notes = prepare_environment(path, request.dest, relocate=options.relocate, force=options.force)
-    for note in notes:
-        tell("note", {"text": note})
-    return replace(request, path=str(path)), also
+def _read_rate(text: str) -> float:
+    try:
+        return parse_rate(text)
+    except ValueError as error:
+        raise UsageError(str(error), where="--rate", fix="write for example 100M or 800mbit") from None
 
 
 def open_hosts(names: Sequence[str]) -> tuple[Fleet, dict[str, LlmtrainError]]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmtrain.cluster.findings import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
     from llmtrain.cluster.needs import Needs
     from llmtrain.cluster.probes import Facts
 
 MIN_INODES = 1000
+MISSING: dict[str, Any] = {"kind": "missing", "files": {}}
+"""What stands at a path where nothing does."""
 
 
 def judge_files(items: Sequence[Facts], needs: Needs) -> list[Finding]:
@@ -65,24 +66,41 @@ def _space(item: Facts, saw: str, wanted: str) -> Finding:
 
 
 def _contents(item: Facts, needs: Needs) -> list[Finding]:
-    """Missing is fine, it will be copied; something else at that path is never overwritten."""
+    """What is missing or differs is no failure where it will be brought; nothing else is ever overwritten."""
     findings = []
     for path, here in needs.trees.items():
-        there = item.trees.get(path, {"kind": "missing"})
-        if there["kind"] == "missing" or there == here:
+        there = item.trees.get(path, MISSING)
+        mode = needs.bring.get(path, "missing")
+        lacks = there["kind"] == "missing"
+        if there == here or (lacks and mode != "never") or (mode == "same" and not _extra(here, there)):
             continue
-        removal = ("ssh", "--", item.host, shlex.join(("rm", "-r", path)))
+        saw = f"{path} is missing" if lacks else f"{path} is there with other content{_difference(here, there)}"
         findings.append(
             Finding(
                 host=item.host,
                 check="content",
                 level="fail",
-                saw=f"{path} is there with other content{_difference(here, there)}",
-                wanted="the same content as here, or nothing at that path",
-                fix=f"{shlex.join(removal)}  # after a look at it; the next launch copies ours",
+                saw=saw,
+                wanted="the same content as here" + ("" if mode == "never" else ", or nothing at that path"),
+                fix=_content_fix(item.host, path, mode),
             )
         )
     return findings
+
+
+def _content_fix(host: str, path: str, mode: str) -> str:
+    ours = shlex.join(("llmtrain", "sync", path))
+    if mode == "never":
+        return f"{ours}  # the run file says that launch brings it never"
+    if mode == "same":
+        return f"{ours} --delete --force  # after a look at what only {host} has; kept for --rollback"
+    removal = shlex.join(("ssh", "--", host, shlex.join(("rm", "-r", path))))
+    return f"{removal}  # after a look at it; the next launch copies ours. Or {ours}, which keeps theirs"
+
+
+def _extra(here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
+    """Whether the host has files that are not here; a copy lets them be."""
+    return here["kind"] == there["kind"] == "dir" and not there["files"].keys() <= here["files"].keys()
 
 
 def _difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
@@ -100,11 +118,24 @@ def _difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
     return f" (first difference: {name}){more}"
 
 
-def missing_trees(facts: Mapping[str, Facts], paths: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs (host, path) of what has to be copied."""
+def lacking_trees(
+    facts: Mapping[str, Facts], bring: Mapping[str, str], here: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[str, str]]:
+    """Pairs (host, path) of what has to be copied, those included that replace something.
+
+    Args:
+        facts: what the hosts said.
+        bring: path -> ``missing``, ``same`` or ``never``.
+        here: path -> digest of the tree here.
+    """
+    pairs = [(host, item, path, mode) for host, item in facts.items() for path, mode in bring.items()]
     return [
         (host, path)
-        for host, item in facts.items()
-        for path in paths
-        if item.trees.get(path, {"kind": "missing"})["kind"] == "missing"
+        for host, item, path, mode in pairs
+        if (mode != "never" and is_missing(item, path)) or (mode == "same" and item.trees.get(path) != here.get(path))
     ]
+
+
+def is_missing(item: Facts, path: str) -> bool:
+    """Whether there is nothing at a path of a host."""
+    return bool(item.trees.get(path, MISSING)["kind"] == "missing")
