@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRON = {"PATH": PATH, "HOME": "/root", "USER": "root", "LOGNAME": "root", "SHELL": "/bin/bash", "LANG": "C.UTF-8"}
+if source := os.environ.get("PYTHONPATH"):
+    ENVIRON["PYTHONPATH"] = source  # a checkout beside the one that is installed is tested in the lab as well
 ENTER = ("-m", "-u", "-i", "-n", "-p")
 WRITE_SCRIPT = 'mkdir -p -- "$(dirname -- "$1")" && cat >"$1"'
 ENROL_SCRIPT = 'echo $$ >"$0" && exec "$@"'

@@ -13,18 +13,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.cluster.fleet import Command
-from llmtrain.errors import DiskError, ExitCode, LlmtrainError, StoppedError, UsageError
+from llmtrain.errors import ExitCode, LlmtrainError, StoppedError
 from llmtrain.launch import verdict
 from llmtrain.launch.command import choose_launcher
 from llmtrain.launch.contact import Contact, examine_hosts, open_fleet
+from llmtrain.launch.delivery import Output, bring_home, choose_output, refuse_taken
 from llmtrain.launch.execute import execute
 from llmtrain.launch.job import Job, Selection, read_job
 from llmtrain.launch.lineage import software_of
 from llmtrain.launch.prepare import LaunchPlan, plan_launch
 from llmtrain.launch.project import examine_output, send_code
 from llmtrain.launch.rundir import RunDir, create_run_dir, new_run_id, write_private, write_record
-from llmtrain.launch.stage import copy_missing, fetch_tree, remove, remove_scratch, send_tree, stage, tree_bytes
+from llmtrain.launch.stage import copy_missing, remove, remove_scratch, stage, tree_bytes
 from llmtrain.launch.supply import Agree, settle_replacements, supply_environment
 from llmtrain.launch.verdict import Outcome
 from llmtrain.launch.watch import Watch
@@ -56,19 +56,6 @@ class Prepared:
     """Where the tuned model goes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Output:
-    """Where the tuned model goes."""
-
-    host: str | None
-    """A host, or None for the head."""
-    path: str
-    """Absolute path there."""
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.path}" if self.host else self.path
-
-
 def launch(
     spec: RunSpec,
     selection: Selection,
@@ -95,14 +82,14 @@ def launch(
     missing = _find_missing()
     choose_launcher(spec.launcher, local=job.local, missing=missing)  # before any host is contacted
     run_id = new_run_id(spec.name)
-    output = _choose_output(job, run_id)
+    output = choose_output(job, run_id)
     tell("contact", {"hosts": list(job.cluster.names)})
     with _signals() as asked:
         fleet = open_fleet(job)
         try:
             supply_environment(job, fleet, agree, tell, dry_run=dry_run)
             contact = examine_hosts(job, fleet)
-            _refuse_taken(output, fleet)
+            refuse_taken(output, fleet)
             plan = plan_launch(job, contact, run_id, dict(os.environ), missing=missing)
             tell("plan", {"plan": plan, "job": job, "output": str(output), "warnings": contact.warnings})
             if dry_run:
@@ -117,46 +104,6 @@ def _find_missing() -> tuple[str, ...]:
     """What DeepSpeed's runner needs here and is not there."""
     missing = [name for name in ("deepspeed", "torch") if find_spec(name) is None]
     return (*missing, "pdsh") if shutil.which("pdsh") is None else tuple(missing)
-
-
-def _choose_output(job: Job, run_id: str) -> Output:
-    """The user's place if there is nothing yet, else the run's own folder.
-
-    Raises:
-        UsageError: something is there already, or the host is not one of the run's.
-    """
-    if job.spec.output is None:
-        return Output(host=None, path=str(Path.cwd() / "runs" / run_id / "model"))
-    host, colon, path = job.spec.output.partition(":")
-    if colon and "/" not in host:
-        if host not in job.cluster.names or not path.startswith("/"):
-            raise UsageError(
-                f"output {job.spec.output} is neither a folder here nor HOST:/PATH on a host of this run",
-                where="output",
-                fix=f"write for example {job.cluster.names[0]}:/data/model",
-            )
-        return Output(host=host, path=path)
-    place = Path(job.spec.output)
-    if place.exists():
-        raise _taken(job.spec.output)
-    parent = next(folder for folder in place.parents if folder.exists())
-    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
-        raise UsageError(
-            "the output cannot be made there", where=str(parent), fix="name an --output where you may write"
-        )
-    return Output(host=None, path=job.spec.output)
-
-
-def _refuse_taken(output: Output, fleet: Fleet) -> None:
-    """An output on a host is looked at before the training, not after it."""
-    if output.host and fleet[output.host].run(Command(argv=("test", "-e", output.path))).code == 0:
-        raise _taken(str(output))
-
-
-def _taken(place: str) -> UsageError:
-    return UsageError(
-        "the output exists, and is never overwritten", where=place, fix="name another --output, or move it"
-    )
 
 
 def _carry_out(ready: Prepared, fleet: Fleet, tell: Tell, asked: _Asked) -> Outcome:
@@ -179,7 +126,7 @@ def _carry_out(ready: Prepared, fleet: Fleet, tell: Tell, asked: _Asked) -> Outc
         raise
     outcome = _train(ready, fleet, watch, run_dir, tell, asked)
     if outcome.ok:
-        outcome = _bring_home(ready, fleet, outcome, tell)
+        outcome = bring_home(ready.plan, ready.output, fleet, outcome, tell)
     _clean(ready, fleet, outcome)
     write_record(run_dir.outcome, outcome.to_json())
     return outcome
@@ -274,51 +221,6 @@ def _with_leftovers(outcome: Outcome) -> Outcome:
     listed = ", ".join(f"{host}: {pids}" for host, pids in outcome.leftovers.items())
     reason = f"{outcome.reason}; some processes could not be ended ({listed})"
     return replace(outcome, ok=False, exit_code=ExitCode.LEFTOVER, reason=reason)
-
-
-def _bring_home(ready: Prepared, fleet: Fleet, outcome: Outcome, tell: Tell) -> Outcome:
-    """Bring the model from rank 0's host to where the user wants it."""
-    first = ready.plan.hosts[0]
-    source = f"{first.own_dir}/output"
-    if ready.plan.own_script:
-        left = examine_output(ready.plan, fleet)
-        found = {host: list(item.checkpoints) for host, item in left.items() if item.checkpoints}
-        outcome = replace(outcome, checkpoints=found)
-        if first.name in left and not left[first.name].files:
-            return outcome  # a program need not write anything
-    tell("fetch", {"host": first.name, "output": str(ready.output)})
-    try:
-        _deliver(ready, fleet, source, lambda sent: tell("fetched", {"sent": sent}))
-    except LlmtrainError as error:
-        reason = f"trained, but the model could not be delivered: {error.error}"
-        failure = verdict.Failure(
-            host=first.name,
-            rank=None,
-            cause="delivery",
-            message=error.error,
-            advice=f"it is still at {first.name}:{source}",
-        )
-        return replace(outcome, ok=False, exit_code=error.exit_code, reason=reason, first_failure=failure)
-    return replace(outcome, output=str(ready.output))
-
-
-def _deliver(ready: Prepared, fleet: Fleet, source: str, progress: Callable[[int], None]) -> None:
-    output, first = ready.output, ready.plan.hosts[0]
-    if output.host is None and ready.plan.local:
-        try:
-            Path(output.path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(source, output.path)
-        except OSError as error:
-            raise DiskError(f"cannot be moved: {error.strerror}", where=output.path, fix="df -h") from None
-    elif output.host is None:
-        fetch_tree(fleet, first.name, source, Path(output.path), progress)
-    else:
-        part = Path(ready.plan.run_id + "-model").resolve()
-        fetch_tree(fleet, first.name, source, part, progress)
-        try:
-            send_tree(str(part), fleet, output.host, output.path, progress)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
 
 
 def _clean(ready: Prepared, fleet: Fleet, outcome: Outcome) -> None:

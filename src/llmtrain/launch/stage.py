@@ -31,6 +31,8 @@ BLOCK = 1 << 20
 BUSY_S = 6 * 3600.0
 """As long as another launch may bring a large model to the same place."""
 BUSY_PAUSE_S = 2.0
+SSH_FAILED = 255
+"""What OpenSSH ends with if the connection failed; programs on the host end with less."""
 
 # $1 the folder, $2 the path valid on all hosts: the folder must be new, the other path a link to it where they differ.
 _UNPACK = (
@@ -45,6 +47,10 @@ _RECEIVE = (
     '(cd "$part"; tar -ixf -); [ -e "$part/whole" ]; [ -e "$1" ] || mv -T "$part/x" "$1" 2>/dev/null || true; '
     '[ ! -e "$part/x" ] || diff -rq "$part/x" "$1" >&2'
 )
+
+
+class LinkError(SyncError):
+    """The connection to a host failed; another try may work."""
 
 
 def stage(plan: LaunchPlan, fleet: Fleet) -> None:
@@ -179,9 +185,8 @@ def send_tree(source: str, fleet: Fleet, host: str, target: str, tell: Callable[
         _pump(reader, writer, tell, end=_whole())
         problem = _outcome(reader, writer)
     if problem:
-        raise SyncError(
-            f"{source} did not arrive at {target}: {problem}", where=host, fix=f"ssh -- {host} df -h {target}"
-        )
+        kind = LinkError if writer.returncode == SSH_FAILED else SyncError
+        raise kind(f"{source} did not arrive at {target}: {problem}", where=host, fix=f"ssh -- {host} df -h {target}")
 
 
 @contextlib.contextmanager
@@ -269,8 +274,9 @@ def fetch_tree(fleet: Fleet, host: str, source: str, target: Path, tell: Callabl
             _skip_greeting(reader, writer)
             _pump(reader, writer, tell)
             problem = _outcome(reader, writer)
+            kind = LinkError if reader.wait() == SSH_FAILED else SyncError
         if problem:
-            raise SyncError(f"{source} did not arrive: {problem}", where=host, fix=f"df -h {target.parent}")
+            raise kind(f"{source} did not arrive: {problem}", where=host, fix=f"df -h {target.parent}")
         part.rename(target)
     except OSError as error:
         raise DiskError(f"the model cannot be put there: {error.strerror}", where=str(target), fix="df -h") from None

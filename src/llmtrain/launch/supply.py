@@ -1,4 +1,4 @@
-"""What hosts lack and a launch brings: asked for first, unless it is a model or data where there is nothing yet."""
+"""What hosts lack and a launch brings. An environment, and whatever replaces something, is asked for first."""
 
 from __future__ import annotations
 

@@ -179,6 +179,9 @@ class Live:
         self.close()
         self.say(f"bringing the model from {values['host']} to {values['output']}")
 
+    def _on_again(self, values: dict[str, Any]) -> None:
+        self.say(f"{values['host']}: {values['problem']}; trying again in {values['seconds']:.0f} s")
+
 
 def show_outcome(live: Live, outcome: Outcome) -> None:
     """The end of a launch in a few lines."""

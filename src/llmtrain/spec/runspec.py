@@ -152,7 +152,7 @@ Bring = Literal["missing", "same", "never"]
 
 
 class SyncPart(Part):
-    """``sync:`` what ``launch`` brings to the hosts from here; all but a missing model or data asks first."""
+    """``sync:`` what ``launch`` brings to the hosts from here; to replace anything, or an environment, it asks first."""
 
     model: Bring = "missing"
     """To hosts that have nothing there; `same` also replaces what differs; `never` leaves it to you."""

@@ -6,10 +6,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmtrain.cluster.local import LocalTransport
 from llmtrain.errors import InputFileError
-from llmtrain.sync.condaenv import examine_environment, plan_environment, prepare_environment, prove, refuse_elsewhere
+from llmtrain.sync.condaenv import (
+    examine_environment,
+    examine_interpreters,
+    plan_environment,
+    prepare_environment,
+    prove,
+    refuse_elsewhere,
+)
 from llmtrain.sync.distribute import run_sync
-from llmtrain.sync.request import HostReport, SyncReport
+from llmtrain.sync.request import SOURCE, HostReport, SyncReport
 from llmtrain.sync.weights import check_weights
 
 if TYPE_CHECKING:
@@ -82,17 +90,20 @@ def run_cargo(cargo: Cargo, fleet: Fleet, tell: Tell, *, source: Transport | Non
     """
     request = cargo.request
     before: list[SyncReport] = []
+
+    def left() -> tuple[str, ...]:
+        return tuple(host for host in request.hosts if all(_is_good(one, host) for one in before))
+
     for extra in cargo.extras:
-        left = tuple(host for host in request.hosts if all(_is_good(one, host) for one in before))
-        part = replace(
-            request, path=extra.path, dest=extra.dest, hosts=left, what="files", delete=False, exclude=extra.exclude
-        )
-        if left:
-            before.append(run_sync(part, fleet, tell, source=source))
-    left = tuple(host for host in request.hosts if all(_is_good(one, host) for one in before))
-    if not left:
+        hosts = left()
+        if extra.interpreter:
+            hosts = examine_interpreters(extra, fleet, hosts, source or LocalTransport(SOURCE))
+        if hosts:
+            part = replace(request, path=extra.path, dest=extra.dest, hosts=hosts, exclude=extra.exclude)
+            before.append(run_sync(replace(part, what="files", delete=False), fleet, tell, source=source))
+    if not left():
         return _join(before, request.hosts)
-    report = run_sync(replace(request, hosts=left), fleet, tell, source=source)
+    report = run_sync(replace(request, hosts=left()), fleet, tell, source=source)
     if request.what == "environment" and not request.dry_run:
         prove(report, fleet, request.dest)
     return _join([*before, report], request.hosts)

@@ -15,7 +15,9 @@ from llmtrain.sync.envlook import look
 from llmtrain.sync.place import write_json
 
 if TYPE_CHECKING:
-    from llmtrain.cluster.fleet import Transport
+    from collections.abc import Sequence
+
+    from llmtrain.cluster.fleet import Result, Transport
     from llmtrain.sync.request import SyncReport
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
@@ -76,6 +78,8 @@ class Extra:
     """Where it has to be on the hosts."""
     exclude: tuple[str, ...] = ()
     """What of it does not travel."""
+    interpreter: bool = False
+    """Whether it is a Python: hosts that have the very same build there are left alone."""
 
 
 def read_environment(prefix: Path) -> Environment:
@@ -173,9 +177,21 @@ def plan_environment(environment: Environment, *, force: bool = False) -> tuple[
             continue
         # An isolated environment never looks at the packages of the interpreter it was made from.
         exclude = () if environment.shared else ("lib/python3*/site-packages/*",)
-        extras.append(Extra(path=path, dest=name, exclude=exclude))
-        notes.append(f"its interpreter in {name} goes along")
+        extras.append(Extra(path=path, dest=name, exclude=exclude, interpreter=True))
+        notes.append(f"its interpreter in {name} goes along where hosts have another one or none")
     return tuple(extras), notes
+
+
+def examine_interpreters(extra: Extra, fleet: Fleet, hosts: Sequence[str], source: Transport) -> tuple[str, ...]:
+    """Hosts that have no interpreter, or not the build (version, compiler, time) that the source has."""
+    words = ("-I", "-c", "import sys; print(sys.version)")
+    here = source.run(Command(argv=(f"{extra.path}/bin/python3", *words)))
+    there = run_on_all(hosts, lambda name: fleet[name].run(Command(argv=(f"{extra.dest}/bin/python3", *words)))).good
+    return tuple(host for host in hosts if here.code != 0 or there.get(host) is None or not _same(here, there[host]))
+
+
+def _same(one: Result, two: Result) -> bool:
+    return two.code == 0 and two.stdout.strip().endswith(one.stdout.strip())
 
 
 def refuse_elsewhere(path: str, dest: str) -> None:
