@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import pty
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from tests.launch.jobs import write_job
 from tests.launch.launchlab import LLMTRAIN
 
 from llmtrain.cluster.findings import Finding
+from llmtrain.cluster.probes import ops_name
 from llmtrain.launch import delivery
 from llmtrain.launch.delivery import Output, bring_home
 from llmtrain.launch.lineage import judge_lineage, read_software, software_of
@@ -51,6 +54,11 @@ def folder(launch_lab):
         f"echo 'x = 1' > {LIBRARY}/mine.py; cp -r /root/model '/root/own model'"
     )
     lab.run("head", ["bash", "-c", script])
+    name = ops_name(
+        platform.python_version(), {one: version(one) for one in ("torch", "deepspeed")}, f"{ENV}/bin/python"
+    )
+    for host in ("node1", "node2"):  # the same headers, so that nothing has to be compiled
+        lab.run(host, ["bash", "-c", f"cd /root/.llmtrain/ops; cp -a $(ls | head -1) {name}"])
     lab.run("node2", ["sh", "-c", "mkdir '/root/own model'; echo '{}' > '/root/own model/config.json'"])
     return launch_lab.folder("/root/supply", hosts="node1 node2", run=RUN_FILE)
 

@@ -152,7 +152,7 @@ Bring = Literal["missing", "same", "never"]
 
 
 class SyncPart(Part):
-    """``sync:`` what ``launch`` brings to the hosts from here; to replace anything, or an environment, it asks first."""
+    """``sync:`` what ``launch`` brings to hosts. It asks before it replaces anything, and for an environment."""
 
     model: Bring = "missing"
     """To hosts that have nothing there; `same` also replaces what differs; `never` leaves it to you."""
