@@ -112,6 +112,7 @@ def sync_env(
     dest: Dest = None,
     exclude: Exclude = None,
     relocate: Annotated[bool, typer.Option("--relocate", help="Rewrite it for another path given by --dest.")] = False,
+    ops: Annotated[bool, typer.Option("--ops", help="Compiled DeepSpeed operations of this machine go along.")] = False,
     delete: Delete = False,
     rate: Rate = None,
     transport: Way = "auto",
@@ -137,6 +138,7 @@ def sync_env(
         force=force,
         dry_run=dry_run,
         relocate=relocate,
+        ops=ops,
     )
     _run("environment", words, hosts, options, as_json=as_json)
 

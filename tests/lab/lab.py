@@ -16,7 +16,7 @@ from tests.lab import net
 from tests.lab.disk import install, render_hosts, write_key
 from tests.lab.hosts import Hosts, existing_shares
 from tests.lab.life import remove_dead_labs, require_root_and_tools, start_pid1, tear_down
-from tests.lab.model import LabError, LabOptions, host_names
+from tests.lab.model import HEAD, LabError, LabOptions, host_names
 from tests.lab.proc import Identity, end_host, outer_pids
 from tests.lab.state import LabState, list_states
 
@@ -44,7 +44,8 @@ class Lab(Hosts):
         remove_dead_labs()
         host_names(nodes)
         options = options or LabOptions()
-        options = replace(options, shares=tuple(existing_shares(options.shares)))
+        shares, own = existing_shares(options.shares), existing_shares(options.head_shares)
+        options = replace(options, shares=tuple(shares), head_shares=tuple(own))
         lab = cls(LabState.new(nodes, options))
         try:
             lab._up()
@@ -112,7 +113,7 @@ class Lab(Hosts):
             "name": host,
             "identity": str(self.state.identity_path(host)),
             "disk": str(self.state.disk(host)),
-            "shares": self.options.shares,
+            "shares": [*self.options.shares, *(self.options.head_shares if host == HEAD else ())],
             "shm_mb": self.options.shm_mb,
             "ttl_s": self.options.ttl_s,
         }

@@ -40,6 +40,8 @@ class LabOptions:
     """Whether each host maps its own name to 127.0.1.1, as Debian's installer does."""
     shares: tuple[str, ...] = ()
     """Absolute paths of this machine, bound read-only at the same path in each host."""
+    head_shares: tuple[str, ...] = ()
+    """The same for the head alone."""
     private_copies: tuple[tuple[str, str], ...] = ()
     """(directory here, path in each host): a writable copy of its own for each host."""
     shm_mb: int = 256

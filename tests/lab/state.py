@@ -107,6 +107,7 @@ class LabState:
             raise LabError(f"there is no lab in {self.root}") from None
         options = content["options"]
         options["shares"] = tuple(options["shares"])
+        options["head_shares"] = tuple(options.get("head_shares", ()))
         options["private_copies"] = tuple((source, target) for source, target in options["private_copies"])
         return content["nodes"], LabOptions(**options)
 

@@ -26,6 +26,8 @@ from llmtrain.launch.verdict import Outcome
 
 ENV = "/data/envs/train-1"
 LIBRARY = "/root/library"
+PACKAGES = {one: version(one) for one in ("torch", "deepspeed")}
+OPS = ops_name(platform.python_version(), PACKAGES, f"{ENV}/bin/python")
 RUN_FILE = f"""\
 model: {{path: /root/own model, dtype: fp32}}
 data: {{path: /root/data.jsonl, max_length: 64}}
@@ -54,11 +56,8 @@ def folder(launch_lab):
         f"echo 'x = 1' > {LIBRARY}/mine.py; cp -r /root/model '/root/own model'"
     )
     lab.run("head", ["bash", "-c", script])
-    name = ops_name(
-        platform.python_version(), {one: version(one) for one in ("torch", "deepspeed")}, f"{ENV}/bin/python"
-    )
-    for host in ("node1", "node2"):  # the same headers, so that nothing has to be compiled
-        lab.run(host, ["bash", "-c", f"cd /root/.llmtrain/ops; cp -a $(ls | head -1) {name}"])
+    # As if this environment had compiled them here: the headers are the same.
+    lab.run("head", ["bash", "-c", f"cd /root/.llmtrain/ops; cp -a $(ls | head -1) {OPS}"])
     lab.run("node2", ["sh", "-c", "mkdir '/root/own model'; echo '{}' > '/root/own model/config.json'"])
     return launch_lab.folder("/root/supply", hosts="node1 node2", run=RUN_FILE)
 
@@ -123,6 +122,14 @@ def test_with_yes_the_launch_trains_in_the_environment_it_brought(launch_lab, br
     assert "2 of 2 hosts are equal to the source" in brought.err
     script = "import sys; print(sys.prefix)"
     assert launch_lab.lab.run("node2", [f"{ENV}/bin/python", "-c", script]).stdout.strip() == ENV
+
+
+def test_compiled_operations_come_along(launch_lab, brought):
+    """What was compiled here for the environment is on the hosts, and the ranks did not compile it again."""
+    there = f"/root/.llmtrain/ops/{OPS}/deepspeed_shm_comm"
+    look = ["stat", "-c", "%Y", f"{there}/.ninja_log", f"{there}/deepspeed_shm_comm.so"]
+    assert "compiled operations (cpu_adam, deepspeed_shm_comm) go along" in brought.err
+    assert launch_lab.lab.run("node1", look).stdout == launch_lab.lab.run("head", look).stdout
 
 
 def test_code_and_a_model_that_differed_are_as_here(launch_lab, brought):

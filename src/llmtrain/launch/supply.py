@@ -12,8 +12,9 @@ from llmtrain.cluster.fleet import Command, Fleet
 from llmtrain.errors import PreflightError
 from llmtrain.launch.asking import DEFAULT_PORTS
 from llmtrain.spec.runspec import parse_ports, parse_rate
-from llmtrain.sync.cargo import prepare_cargo, run_cargo
+from llmtrain.sync.cargo import add_ops, prepare_cargo, run_cargo
 from llmtrain.sync.distribute import run_sync
+from llmtrain.sync.order import node_dirs
 from llmtrain.sync.request import SyncRequest, refuse_failures
 
 if TYPE_CHECKING:
@@ -102,14 +103,16 @@ def supply_environment(job: Job, fleet: Fleet, agree: Agree | None, tell: Tell, 
         tell("sync", {"what": "note", "values": {"text": f"the environment {prefix} is {why}: a launch brings it"}})
         return
     settle(Wish(text=f"bring the environment {prefix}, {why}", hosts=hosts, command=command), agree)
-    _bring(environment_request(spec, hosts), fleet, tell)
+    _bring(spec, environment_request(spec, hosts), fleet, tell)
 
 
-def _bring(request: SyncRequest, fleet: Fleet, tell: Tell) -> None:
+def _bring(spec: RunSpec, request: SyncRequest, fleet: Fleet, tell: Tell) -> None:
     def show(what: str, values: dict[str, Any]) -> None:
         tell("sync", {"what": what, "values": values})
 
-    report = run_cargo(prepare_cargo(request, show), fleet, show)
+    cargo = prepare_cargo(request, show)
+    cargo = add_ops(cargo, fleet, show, prefix=request.path, node_dirs=node_dirs(spec, request.hosts))
+    report = run_cargo(cargo, fleet, show)
     tell("synced", {"report": report})
     refuse_failures(report)
 

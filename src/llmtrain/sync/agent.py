@@ -117,7 +117,7 @@ class Source(Agent):
         self.cache.write()
         self.reader = None  # type: Optional[SourceReader]
         root = root_digest(self.scan.entries)
-        marks = Place(self.hello["dest"]).tokens() if self.hello["same"] else []
+        marks = Place(self.hello["dest"], changes=False).tokens() if self.hello["same"] else []
         return {"rows": dump(self.scan.entries), "root": root, "followed": self.scan.followed[:50], "tokens": marks}
 
     def ask(self, message: Json) -> Json:

@@ -17,10 +17,13 @@ from llmtrain.sync.condaenv import (
     refuse_elsewhere,
 )
 from llmtrain.sync.distribute import run_sync
+from llmtrain.sync.ops import examine_ops
 from llmtrain.sync.request import SOURCE, HostReport, SyncReport
 from llmtrain.sync.weights import check_weights
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from llmtrain.cluster.fleet import Fleet, Transport
     from llmtrain.sync.condaenv import Extra
     from llmtrain.sync.crew import Tell
@@ -95,18 +98,42 @@ def run_cargo(cargo: Cargo, fleet: Fleet, tell: Tell, *, source: Transport | Non
         return tuple(host for host in request.hosts if all(_is_good(one, host) for one in before))
 
     for extra in cargo.extras:
-        hosts = left()
+        hosts = tuple(host for host in left() if extra.hosts is None or host in extra.hosts)
         if extra.interpreter:
             hosts = examine_interpreters(extra, fleet, hosts, source or LocalTransport(SOURCE))
         if hosts:
-            part = replace(request, path=extra.path, dest=extra.dest, hosts=hosts, exclude=extra.exclude)
-            before.append(run_sync(replace(part, what="files", delete=False), fleet, tell, source=source))
+            before.append(run_sync(_part(request, extra, hosts), fleet, tell, source=source))
     if not left():
         return _join(before, request.hosts)
     report = run_sync(replace(request, hosts=left()), fleet, tell, source=source)
     if request.what == "environment" and not request.dry_run:
         prove(report, fleet, request.dest)
     return _join([*before, report], request.hosts)
+
+
+def _part(request: SyncRequest, extra: Extra, hosts: tuple[str, ...]) -> SyncRequest:
+    """What goes along, by the same rules, but that nothing is deleted there."""
+    there = replace(request, path=extra.path, dest=extra.dest, dests=extra.dests, hosts=hosts, exclude=extra.exclude)
+    return replace(there, what="files", delete=False)
+
+
+def add_ops(cargo: Cargo, fleet: Fleet, tell: Tell, *, prefix: str, node_dirs: Mapping[str, str | None]) -> Cargo:
+    """Let the operations go along that were compiled here for an environment.
+
+    Args:
+        cargo: the environment.
+        fleet: open transports to the hosts.
+        tell: called for everything a person would want to see.
+        prefix: where it is here.
+        node_dirs: host -> working folder there, None for the usual one; "" -> the one here.
+    """
+    request = cargo.request
+    if request.source_host is not None or prefix != request.dest:
+        _tell_all(tell, ["compiled operations belong to one path on one machine; they do not go along"])
+        return cargo
+    extra, text = examine_ops(prefix, request.hosts, fleet, node_dirs)
+    _tell_all(tell, [text])
+    return cargo if extra is None else replace(cargo, extras=(*cargo.extras, extra))
 
 
 def _is_good(report: SyncReport, host: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from llmtrain.sync.envlook import look
 from llmtrain.sync.place import write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from llmtrain.cluster.fleet import Result, Transport
     from llmtrain.sync.request import SyncReport
@@ -80,6 +80,10 @@ class Extra:
     """What of it does not travel."""
     interpreter: bool = False
     """Whether it is a Python: hosts that have the very same build there are left alone."""
+    hosts: tuple[str, ...] | None = None
+    """Who gets it, if not all."""
+    dests: Mapping[str, str] = field(default_factory=dict)
+    """Where it has to be on hosts where that is another path."""
 
 
 def read_environment(prefix: Path) -> Environment:

@@ -12,7 +12,7 @@ from llmtrain.cluster.local import LocalTransport
 from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.spec.hostfile import Cluster, read_hostfile
 from llmtrain.spec.runspec import parse_ports, parse_rate
-from llmtrain.sync.cargo import Cargo, examine_cargo, prepare_cargo, run_cargo
+from llmtrain.sync.cargo import Cargo, add_ops, examine_cargo, prepare_cargo, run_cargo
 from llmtrain.sync.distribute import run_rollback
 from llmtrain.sync.request import DEFAULT_PORTS, HostReport, SyncReport, SyncRequest
 from llmtrain.sync.weights import LEAN
@@ -52,6 +52,8 @@ class SyncOptions:
     """``--dry-run``."""
     relocate: bool = False
     """``--relocate``."""
+    ops: bool = False
+    """``--ops``."""
     lean: bool = False
     """``--profile lean``."""
 
@@ -82,6 +84,8 @@ def order_sync(what: What, words: Sequence[str], options: SyncOptions, spec: Run
             source = _connect(request.source_host)
             cargo = examine_cargo(request, source, tell)
         cargo = replace(cargo, request=replace(cargo.request, hosts=tuple(fleet)))
+        if options.ops:
+            cargo = add_ops(cargo, fleet, tell, prefix=request.path, node_dirs=node_dirs(spec, request.hosts))
         if not fleet.transports:
             report = SyncReport(hosts=[])
         elif options.rollback:
@@ -186,6 +190,12 @@ def _read_rate(text: str) -> float:
         return parse_rate(text)
     except ValueError as error:
         raise UsageError(str(error), where="--rate", fix="write for example 100M or 800mbit") from None
+
+
+def node_dirs(spec: RunSpec, hosts: Sequence[str]) -> dict[str, str | None]:
+    """Host -> its working folder as the run file says; "" for this machine. Pure."""
+    own = {host: spec.per_host[host].node_dir for host in hosts if host in spec.per_host}
+    return {"": spec.node_dir, **{host: own.get(host) or spec.node_dir for host in hosts}}
 
 
 def open_hosts(names: Sequence[str]) -> tuple[Fleet, dict[str, LlmtrainError]]:

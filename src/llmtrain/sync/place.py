@@ -29,14 +29,15 @@ BUSY = "another sync to this destination is running"
 class Place:
     """One destination."""
 
-    def __init__(self, dest: str) -> None:
+    def __init__(self, dest: str, changes: bool = True) -> None:
         if not os.path.isabs(dest):
             raise TreeError("the destination is not an absolute path", dest)
         self.asked = os.path.normpath(dest)
         self.dest = os.path.join(os.path.realpath(os.path.dirname(self.asked)), os.path.basename(self.asked))
         if os.path.islink(self.dest):
             self.dest = os.path.realpath(self.dest)
-        self.refuse()
+        if changes:
+            self.refuse()
         parent, name = os.path.split(self.dest)
         self.state = os.path.join(parent, ".%s.llmtrain" % name[:200])
         self.new = os.path.join(self.state, "new")
