@@ -117,7 +117,14 @@ def install(channel: Path, prefix: Path) -> None:
         await rattler.install(found, target_prefix=prefix, cache_dir=channel.parent / "pkgs", show_progress=False)
 
     asyncio.run(go())
-    wheel = channel.parent / "frompip-1.0-py3-none-any.whl"
+    wheel = write_wheel(channel.parent)
+    pip = [sys.executable, "-m", "pip", "--python", str(prefix / "bin/python"), "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "-q", "--no-index", "--root-user-action=ignore", str(wheel)], check=True)
+
+
+def write_wheel(folder: Path) -> Path:
+    """A package with a console script."""
+    wheel = folder / "frompip-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("frompip.py", "def main():\n    print('from pip')\n")
         archive.writestr("frompip-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: frompip\nVersion: 1.0\n")
@@ -126,5 +133,4 @@ def install(channel: Path, prefix: Path) -> None:
         )
         archive.writestr("frompip-1.0.dist-info/entry_points.txt", "[console_scripts]\nfrompip = frompip:main\n")
         archive.writestr("frompip-1.0.dist-info/RECORD", "")
-    pip = [sys.executable, "-m", "pip", "--python", str(prefix / "bin/python"), "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "-q", "--no-index", "--root-user-action=ignore", str(wheel)], check=True)
+    return wheel

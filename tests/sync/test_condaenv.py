@@ -7,9 +7,10 @@ import json
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 import pytest
-from tests.sync.condabox import ROOM, VERSION, copy_python, install, make_channel
+from tests.sync.condabox import ROOM, VERSION, copy_python, install, make_channel, write_wheel
 from tests.sync.test_faults import SOURCE
 
 from llmtrain.errors import InputFileError, UsageError
@@ -105,6 +106,23 @@ def test_a_venv_goes_with_the_interpreter_it_was_made_from(lab3, tmp_path):
     assert "start" in report["hosts"][0]["note"]
     again = sync_env(lab3, venv)
     assert [host["bytes_sent"] for host in again["hosts"]] == [0, 0, 0]
+
+
+def test_a_uv_environment_goes_with_its_interpreter_by_the_name_uv_calls_it(lab3, tmp_path):
+    """Uv names interpreters through a link of the minor version; the environment starts on hosts that had neither."""
+    copy_python(tmp_path / f"cpython-{VERSION}.0-linux")
+    base = tmp_path / f"cpython-{VERSION}-linux"
+    base.symlink_to(f"cpython-{VERSION}.0-linux")
+    uv = [Path(sys.executable).with_name("uv"), "--no-config", "--offline"]
+    subprocess.run([*uv, "venv", "-q", "--python", base / f"bin/python{VERSION}", tmp_path / "uv"], check=True)
+    wheel = write_wheel(tmp_path)
+    subprocess.run([*uv, "pip", "install", "-q", "--no-index", "--python", tmp_path / "uv", wheel], check=True)
+    put(lab3, tmp_path)
+    report = sync_env(lab3, tmp_path / "uv")
+    assert report["ok"], report
+    assert say(lab3, str(tmp_path / "uv/bin/frompip")) == "from pip"
+    assert say(lab3, "head", "-1", str(tmp_path / "uv/bin/frompip")) == f"#!{tmp_path}/uv/bin/python"
+    assert read_environment(tmp_path / "uv").kind == "uv"
 
 
 def test_an_environment_in_use_is_not_swapped(lab3, tmp_path):

@@ -50,7 +50,7 @@ class SyncLive:
     def _on_order(self, values: dict[str, Any]) -> None:
         hosts = values["hosts"]
         more = f" and {len(hosts) - 8} more" if len(hosts) > 8 else ""
-        self.say(f"{values['path']} -> {values['dest']} on {', '.join(hosts[:8])}{more}")
+        self.say(f"{values['path']} -> {values['dest']} on {', '.join(hosts[:8])}{more} ({values['file']})")
 
     def _on_note(self, values: dict[str, Any]) -> None:
         self.say(values["text"])

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.cluster.fleet import START_MARK, Command, Fleet, run_on_all
-from llmtrain.cluster.local import LocalTransport
-from llmtrain.errors import DiskError, InputFileError, SyncError, UsageError
+from llmtrain.errors import InputFileError, SyncError, UsageError
 from llmtrain.sync import envlook
+from llmtrain.sync.archive import unpack
 from llmtrain.sync.envlook import look
-from llmtrain.sync.place import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,19 +19,34 @@ if TYPE_CHECKING:
     from llmtrain.cluster.fleet import Result, Transport
     from llmtrain.sync.request import SyncReport
 
-ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 PROVED = ("torch", "deepspeed", "transformers")
-UNPACK_S = 3600.0
 PROVE_S = 300.0
 SYSTEM = ("/usr", "/bin", "/lib")
 
-# Runs under the environment's own interpreter on every host; the answers must be the same everywhere.
+# Runs under the environment's own interpreter on every host; the answers must be the same everywhere. The imports take
+# many seconds: they are not tried again where they worked in a tree of the same digest, which a record beside it says.
 _PROOF = """
 import importlib, importlib.util, json, os, sys
-found = {"python": sys.version.split()[0], "prefix": os.path.realpath(sys.prefix), "imports": {}, "scripts": []}
-for name in json.loads(sys.argv[1]):
-    if importlib.util.find_spec(name) is not None:
-        found["imports"][name] = str(getattr(importlib.import_module(name), "__version__", "?"))
+place = os.path.realpath(sys.prefix)
+found = {"python": sys.version.split()[0], "prefix": place, "imports": {}, "scripts": []}
+record = os.path.join(os.path.dirname(place), ".%s.llmtrain" % os.path.basename(place)[:200], "proved.json")
+try:
+    with open(record) as stream:
+        proved = json.load(stream)
+except (OSError, ValueError):
+    proved = {}
+if sys.argv[2] and proved.get("root") == sys.argv[2]:
+    found["imports"] = proved["imports"]
+else:
+    for name in json.loads(sys.argv[1]):
+        if importlib.util.find_spec(name) is not None:
+            found["imports"][name] = str(getattr(importlib.import_module(name), "__version__", "?"))
+    try:
+        with open(record + ".new", "w") as stream:
+            json.dump({"root": sys.argv[2], "imports": found["imports"]}, stream)
+        os.replace(record + ".new", record)
+    except OSError:
+        pass
 from importlib.metadata import distributions
 found["packages"] = sorted({"%s %s" % (one.metadata["Name"], one.version) for one in distributions()})
 meta = os.path.join(sys.prefix, "conda-meta")
@@ -145,7 +159,7 @@ def prepare_environment(
     """
     notes = []
     if path.is_file():
-        path = unpack(path, Path(dest))
+        path = unpack(path, Path(dest), force=force)
         notes.append(f"unpacked at {path}")
     environment = read_environment(path)
     extras, more = plan_environment(environment, force=force)
@@ -216,52 +230,9 @@ def _elsewhere(where: str) -> UsageError:
     )
 
 
-def unpack(archive: Path, prefix: Path) -> Path:
-    """Unpack an archive of an environment at its final prefix, and let conda-unpack run there once.
-
-    Raises:
-        InputFileError: not an archive, or something else stands at the prefix.
-        DiskError: it cannot be unpacked.
-    """
-    if not archive.name.endswith(ARCHIVES):
-        raise InputFileError("neither an environment nor an archive of one", where=str(archive), fix="*.tar[.gz|.zst]")
-    info = archive.stat()
-    stamp = {"archive": str(archive), "size": info.st_size, "mtime_ns": info.st_mtime_ns}
-    record = prefix.parent / f".{prefix.name}.llmtrain" / "archive.json"
-    if prefix.exists():
-        if record.exists() and json.loads(record.read_text(encoding="utf-8")) == stamp:
-            return prefix
-        raise InputFileError(
-            "something else stands where the archive would be unpacked",
-            where=str(prefix),
-            fix=f"remove it, or --dest another path than {prefix}",
-        )
-    part = record.parent / "unpack"
-    head = LocalTransport("head")
-    try:
-        record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        head.run(Command(argv=("rm", "-rf", str(part)), timeout_s=UNPACK_S))
-        part.mkdir()
-    except OSError as error:
-        raise DiskError(f"cannot be written: {error.strerror}", where=str(part), fix="name another --dest") from None
-    result = head.run(Command(argv=("tar", "-xpf", str(archive), "-C", str(part)), timeout_s=UNPACK_S))
-    if result.code != 0:
-        raise DiskError(f"the archive cannot be unpacked: {result.tail()}", where=str(archive), fix="df -h; tar --help")
-    inner = [entry for entry in part.iterdir() if entry.is_dir()]
-    root = inner[0] if not (part / "bin").exists() and len(inner) == 1 else part
-    root.rename(prefix)
-    if (prefix / "bin" / "conda-unpack").exists():
-        script = str(prefix / "bin" / "conda-unpack")
-        done = head.run(Command(argv=(str(prefix / "bin" / "python"), script), timeout_s=UNPACK_S))
-        if done.code != 0:
-            raise SyncError(f"conda-unpack failed: {done.tail()}", where=str(prefix), fix=f"run {script}")
-    write_json(str(record), stamp)
-    return prefix
-
-
 def prove(report: SyncReport, fleet: Fleet, prefix: str) -> None:
     """Start the environment on every host that got it; mark those where it does not work, or is another one."""
-    argv = (f"{prefix}/bin/python", "-I", "-B", "-c", _PROOF, json.dumps(PROVED))
+    argv = (f"{prefix}/bin/python", "-I", "-B", "-c", _PROOF, json.dumps(PROVED), report.root)
     names = [host.host for host in report.hosts if host.ok]
     results = run_on_all(names, lambda name: _parse_proof(fleet[name].run(Command(argv=argv, timeout_s=PROVE_S))))
     proofs = results.good

@@ -80,7 +80,7 @@ class Sync(Crew):
             self.report.warnings.append(f"{len(head['followed'])} links leave the tree: their content is copied")
         self.tell("scanned", {"files": self.report.files, "bytes": self.report.tree_bytes})
         self._refuse(opened)
-        followers = self._find_shared(head["tokens"])
+        followers = self._find_shared()
         self._find_same()
         plan = self._plan(head["rows"])
         self.report.total_bytes = plan.total_bytes
@@ -119,11 +119,12 @@ class Sync(Crew):
             elif self.request.delete and answer["exists"] and not (answer["made"] or self.request.force):
                 self._fail(name, "--delete in a tree that llmtrain did not make; remove it yourself, or --force")
 
-    def _find_shared(self, at_source: list[str]) -> dict[str, str]:
+    def _find_shared(self) -> dict[str, str]:
         """Hosts that see one and the same destination: one of them gets the tree, the others share it."""
         owner: dict[str, str] = {}
         by_token = {token: name for name, token in self._tokens.items()}
-        seen = self._ask("tokens", self.active)
+        seen = self._ask("tokens", [SOURCE, *self.active])
+        at_source = seen[SOURCE]["tokens"]
         for name in list(self.active):
             group = [by_token[token] for token in seen[name]["tokens"] if token in by_token]
             first = min((one for one in group if one in self.active), key=self.request.hosts.index, default=name)

@@ -73,7 +73,9 @@ def order_sync(what: What, words: Sequence[str], options: SyncOptions, spec: Run
     """
     cluster = read_hostfile(_need_hosts(spec))
     request = make_request(what, words, options, spec, cluster)
-    tell("order", {"path": request.path, "dest": request.dest, "hosts": list(request.hosts)})
+    if not words:
+        tell("note", {"text": "{}: {}".format(*choose_source(what, spec))})
+    tell("order", {"path": request.path, "dest": request.dest, "hosts": list(request.hosts), "file": cluster.origin})
     cargo = Cargo(request=request)
     if request.source_host is None and not options.rollback:
         cargo = prepare_cargo(request, tell, relocate=options.relocate)
@@ -121,7 +123,7 @@ def make_request(
         UsageError: no source, or words that do not go together.
     """
     source, dest, hosts = _read_words(words, cluster)
-    source = source or _default_source(what, spec)
+    source = source or choose_source(what, spec)[0]
     host, path = _split_host(source)
     path = os.path.abspath(os.path.expanduser(path)) if host is None else path  # noqa: PTH100, PTH111
     if not path.startswith("/"):
@@ -164,13 +166,23 @@ def _read_words(words: Sequence[str], cluster: Cluster) -> tuple[str | None, str
     raise UsageError("too many words", where=" ".join(words), fix="SOURCE [DEST], or SOURCE DEST FIRST_HOST LAST_HOST")
 
 
-def _default_source(what: What, spec: RunSpec) -> str:
-    if what == "weights" and spec.model.path:
-        return spec.model.path
-    if what == "environment":
-        active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
-        if spec.environment or active:
-            return spec.environment or active or ""
+def choose_source(what: What, spec: RunSpec) -> tuple[str, str]:
+    """What a command without words copies, and why that. Reads the environment of this process.
+
+    Raises:
+        UsageError: nothing says what.
+    """
+    candidates = {
+        "weights": [(spec.model.path, "model.path of the run file")],
+        "environment": [
+            (spec.environment, "environment of the run file"),
+            (os.environ.get("VIRTUAL_ENV"), "the active environment, VIRTUAL_ENV"),
+            (os.environ.get("CONDA_PREFIX"), "the active environment, CONDA_PREFIX"),
+        ],
+    }
+    for path, reason in candidates.get(what, ()):
+        if path:
+            return path, reason
     wanted = {"weights": "model.path", "environment": "environment"}.get(what)
     hint = f"name it, or write {wanted} into llmtrain.yaml" if wanted else "name it"
     raise UsageError("no source is given", where="command line", fix=hint)
