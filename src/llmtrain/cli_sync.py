@@ -155,7 +155,7 @@ def _run(what: What, words: list[str] | None, hosts: str | None, options: SyncOp
         report = order_sync(what, words or (), options, spec, live.tell)
     finally:
         live.close()
-    show_sync(live, report, dry_run=options.dry_run)
+    show_sync(live, report, dry_run=options.dry_run, rollback=options.rollback)
     document = report.to_json()
     if as_json:
         sys.stdout.write(json.dumps(document, indent=2, default=str) + "\n")

@@ -182,6 +182,10 @@ def test_a_tree_of_a_host_to_some_hosts_without_what_is_excluded(commands):
     assert commands.run(*words, "--rollback")["ok"]
     assert [commands.say(host, "cat /data/tree/v") for host in ("node2", "node3")] == ["2", "2"]
     commands.say("node1", "echo 4 > /data/tree/v")
+    commands.lab.sshd_stop("node3")
+    alone = commands.run(*words, "--rollback")
+    assert "left as it is, because node3 cannot be reached" in alone["hosts"][0]["error"]
+    commands.lab.sshd_start("node3")
     assert commands.run(*words, "--keep", "0")["ok"]
     none = commands.run(*words, "--rollback")
     assert none["code"] == 7

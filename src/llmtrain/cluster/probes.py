@@ -6,9 +6,10 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.cluster import hostdetails, hostfacts
@@ -156,12 +157,18 @@ def parse_facts(host: str, result: Result, *, python: str) -> Facts:
             raise InterpreterError(
                 f"no interpreter {python}",
                 where=host,
-                fix="install the environment there (llmtrain launch --set environment=PREFIX names another one)",
+                fix=f"llmtrain sync-env {shlex.quote(_prefix_of(python))}, if it is here; or install it there; "
+                "llmtrain launch --set environment=PREFIX names another one",
             )
         raise InterpreterError(
             f"the interpreter {python} failed: {result.tail()}", where=host, fix=f"ssh -- {host} {python} -V"
         )
     return make_facts(host, json.loads(match[1]), noise=(text[: match.start()] + text[match.end() :]).strip())
+
+
+def _prefix_of(python: str) -> str:
+    """The environment of an interpreter, by its path."""
+    return str(PurePosixPath(python).parent.parent)
 
 
 def make_facts(host: str, answer: dict[str, Any], *, noise: str = "") -> Facts:

@@ -18,7 +18,7 @@ from llmtrain.cluster.local import kill_group, login_env
 from llmtrain.errors import DiskError, HostError, SyncError
 from llmtrain.sync.distribute import run_sync
 from llmtrain.sync.place import BUSY
-from llmtrain.sync.request import SyncReport, SyncRequest, refuse_failures
+from llmtrain.sync.request import HostReport, SyncReport, SyncRequest, refuse_failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -118,18 +118,45 @@ def copy_missing(plan: LaunchPlan, fleet: Fleet, tell: _Tell, wait: Callable[[st
         SyncError: a copy failed; nothing incomplete has the final name.
     """
     for path in dict.fromkeys(path for _, path in plan.copies):
-        hosts = tuple(host for host, lacking in plan.copies if lacking == path)
-        deadline, told = time.monotonic() + BUSY_S, set[str]()
-        while hosts:
-            report = _copy_to(hosts, path, plan, fleet, tell)
-            busy = tuple(host.host for host in report.hosts if BUSY in (host.error or ""))
-            if time.monotonic() > deadline or len(busy) < sum(not host.ok for host in report.hosts):
-                refuse_failures(report)
-            for host in set(busy) - told:
-                wait(host, path)
-            told |= set(busy)
-            time.sleep(BUSY_PAUSE_S if busy else 0)
-            hosts = busy
+
+        def copy(hosts: tuple[str, ...], path: str = path) -> SyncReport:
+            return _copy_to(hosts, path, plan, fleet, tell)
+
+        def say(host: str, path: str = path) -> None:
+            wait(host, path)
+
+        sync_in_turn(tuple(host for host, lacking in plan.copies if lacking == path), copy, say)
+
+
+def sync_in_turn(
+    hosts: tuple[str, ...], sync: Callable[[tuple[str, ...]], SyncReport], wait: Callable[[str], None]
+) -> SyncReport:
+    """Bring something to hosts; where another launch is bringing the same, wait for it and look again.
+
+    Args:
+        hosts: who gets it.
+        sync: brings it to the hosts it is called with.
+        wait: called once with every host that is waited for.
+
+    Returns:
+        A report of all hosts.
+
+    Raises:
+        SyncError: some host did not get it.
+    """
+    deadline, told, done = time.monotonic() + BUSY_S, set[str](), dict[str, HostReport]()
+    while True:
+        report = sync(hosts)
+        done.update({host.host: host for host in report.hosts})
+        hosts = tuple(host.host for host in report.hosts if BUSY in (host.error or ""))
+        if not hosts or time.monotonic() > deadline or len(hosts) < sum(not host.ok for host in report.hosts):
+            report.hosts = list(done.values())
+            refuse_failures(report)
+            return report
+        for host in set(hosts) - told:
+            wait(host)
+        told |= set(hosts)
+        time.sleep(BUSY_PAUSE_S)
 
 
 def _copy_to(hosts: tuple[str, ...], path: str, plan: LaunchPlan, fleet: Fleet, tell: _Tell) -> SyncReport:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.cluster.fleet import Command, Fleet
-from llmtrain.errors import PreflightError
+from llmtrain.errors import PreflightError, SyncError
 from llmtrain.launch.asking import DEFAULT_PORTS
+from llmtrain.launch.stage import sync_in_turn
 from llmtrain.spec.runspec import parse_ports, parse_rate
 from llmtrain.sync.cargo import add_ops, prepare_cargo, run_cargo
 from llmtrain.sync.distribute import run_sync
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from llmtrain.launch.job import Job
     from llmtrain.launch.prepare import LaunchPlan
     from llmtrain.spec.runspec import RunSpec
+    from llmtrain.sync.request import SyncReport
 
 Agree = Callable[[str], bool]
 """Asked with one question; None instead of it where nobody can be asked."""
@@ -103,18 +105,28 @@ def supply_environment(job: Job, fleet: Fleet, agree: Agree | None, tell: Tell, 
         tell("sync", {"what": "note", "values": {"text": f"the environment {prefix} is {why}: a launch brings it"}})
         return
     settle(Wish(text=f"bring the environment {prefix}, {why}", hosts=hosts, command=command), agree)
-    _bring(spec, environment_request(spec, hosts), fleet, tell)
+    _bring(spec, environment_request(spec, hosts), fleet, tell, command)
 
 
-def _bring(spec: RunSpec, request: SyncRequest, fleet: Fleet, tell: Tell) -> None:
+def _bring(spec: RunSpec, request: SyncRequest, fleet: Fleet, tell: Tell, command: str) -> None:
     def show(what: str, values: dict[str, Any]) -> None:
         tell("sync", {"what": what, "values": values})
 
+    def wait(host: str) -> None:
+        tell("copy_wait", {"host": host, "path": request.path})
+
     cargo = prepare_cargo(request, show)
     cargo = add_ops(cargo, fleet, show, prefix=request.path, node_dirs=node_dirs(spec, request.hosts))
-    report = run_cargo(cargo, fleet, show)
-    tell("synced", {"report": report})
-    refuse_failures(report)
+
+    def sync(hosts: tuple[str, ...]) -> SyncReport:
+        return run_cargo(replace(cargo, request=replace(cargo.request, hosts=hosts)), fleet, show)
+
+    try:
+        tell("synced", {"report": sync_in_turn(request.hosts, sync, wait)})
+    except SyncError as error:
+        raise SyncError(
+            error.error, where=error.where, fix=f"{command}  # it has --force, and names every host"
+        ) from None
 
 
 def environment_request(spec: RunSpec, hosts: tuple[str, ...]) -> SyncRequest:

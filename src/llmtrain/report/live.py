@@ -112,7 +112,7 @@ class Live:
         self.sync.tell(values["what"], values["values"])
 
     def _on_synced(self, values: dict[str, Any]) -> None:
-        show_sync(self.sync or SyncLive(), values["report"], dry_run=False)
+        show_sync(self.sync or SyncLive(), values["report"])
         self.sync = None
 
     def _on_start(self, values: dict[str, Any]) -> None:

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from llmtrain.report.errors import clean
+from llmtrain.sync.request import SOURCE
 
 if TYPE_CHECKING:
-    from llmtrain.sync.request import SyncReport
+    from llmtrain.sync.request import HostReport, SyncReport
 
 PLAIN_EVERY_S = 10.0
+WORDS = {"added": "added", "changed": "changed", "touched": "touched", "removed": "only there (goes with --delete)"}
+"""Kinds of differences, as people read them."""
 MAX_LINES = 40
 """Hosts with a line of their own while bytes travel; more would not fit on a terminal."""
 
@@ -50,7 +54,10 @@ class SyncLive:
     def _on_order(self, values: dict[str, Any]) -> None:
         hosts = values["hosts"]
         more = f" and {len(hosts) - 8} more" if len(hosts) > 8 else ""
-        self.say(f"{values['path']} -> {values['dest']} on {', '.join(hosts[:8])}{more} ({values['file']})")
+        what = f"{values['path']} -> {values['dest']}"
+        if values["rollback"]:
+            what = f"{values['dest']} -> the tree before"
+        self.say(f"{what} on {', '.join(hosts[:8])}{more} ({values['file']})")
 
     def _on_note(self, values: dict[str, Any]) -> None:
         self.say(values["text"])
@@ -64,7 +71,8 @@ class SyncLive:
         if not self.wanted:
             self.say("no bytes to send")
             return
-        self.say(f"to send: {size(values['bytes'])} once along a chain of {len(self.wanted)}")
+        disk = f"; {size(values['disk'])} of disk beside the old tree" if values["disk"] else ""
+        self.say(f"to send: {size(values['bytes'])} once along a chain of {len(self.wanted)}{disk}")
         if self.console.is_terminal:
             self.progress = Progress(
                 TextColumn("{task.description:>12}"),
@@ -89,7 +97,8 @@ class SyncLive:
         if self.progress:
             self.progress.update(self.tasks["*"], completed=done, text=text)
             if name in self.tasks:
-                lag = f"{values['lag']} chunks behind {values['peer']}" if values["lag"] > 8 else f"<- {values['peer']}"
+                far = values["lag"] > 8 and values["peer"] != SOURCE  # the source has everything from the start
+                lag = f"{values['lag']} chunks behind {values['peer']}" if far else f"<- {values['peer']}"
                 self.progress.update(self.tasks[name], completed=self.received[name], text=clean(lag))
         elif time.monotonic() - self.last_line > PLAIN_EVERY_S:
             self.last_line = time.monotonic()
@@ -109,40 +118,70 @@ class SyncLive:
         self.say(f"{values['host']}: failed: {values['error']}")
 
 
-def show_sync(live: SyncLive, report: SyncReport, *, dry_run: bool) -> None:
+def show_sync(live: SyncLive, report: SyncReport, *, dry_run: bool = False, rollback: bool = False) -> None:
     """The end of a sync: a table, and what a loop of copies would have taken."""
     live.close()
-    table = Table(box=None, pad_edge=False)
-    for column in ("host", "state", "sent", "reused", "seconds", "rate"):
-        table.add_column(column, justify="left" if column in {"host", "state"} else "right", overflow="fold")
-    seconds = report.transfer_seconds
-    for host in report.hosts:
-        state = (host.note or "equal") if host.ok else f"FAILED: {host.error}"
-        rate = f"{size(host.bytes_sent / seconds)}/s" if host.ok and seconds > 0 and host.bytes_sent else "-"
-        table.add_row(
-            clean(host.host), clean(state), size(host.bytes_sent), size(host.bytes_reused), f"{host.seconds:.1f}", rate
-        )
-    live.console.print(table)
+    live.console.print(_plan_table(report) if dry_run and not rollback else _table(report, rollback=rollback))
     for warning in report.warnings:
         live.say(f"warning: {warning}")
+    good, hosts = sum(host.ok for host in report.hosts), len(report.hosts)
     if dry_run:
         _show_changes(live, report)
-        return
-    good = sum(host.ok for host in report.hosts)
-    live.say(f"{good} of {len(report.hosts)} hosts are equal to the source, proven by digest; {report.seconds:.1f} s")
-    sent = sum(host.bytes_sent for host in report.hosts)
-    if seconds > 0.5 and report.head_bytes_sent:
-        serial = sent / (report.head_bytes_sent / seconds)
-        live.say(
-            f"{size(report.head_bytes_sent)} left the source in {seconds:.1f} s; one copy after another: {serial:.0f} s"
-        )
+    elif rollback:
+        live.say(f"{good} of {hosts} hosts are back to the tree before; another --rollback undoes it")
+    else:
+        live.say(f"{good} of {hosts} hosts are equal to the source, proven by digest; {report.seconds:.1f} s")
+        _show_serial(live, report)
+
+
+def _table(report: SyncReport, *, rollback: bool) -> Table:
+    numbers = () if rollback else ("sent", "reused", "seconds", "rate")
+    table = _new_table("host", "state", numbers=numbers)
+    for host in report.hosts:
+        # A few bytes over the seconds of the whole transfer are no rate.
+        slow = not host.ok or report.transfer_seconds <= 0 or host.bytes_sent < 1 << 20
+        rate = "-" if slow else f"{size(host.bytes_sent / report.transfer_seconds)}/s"
+        cells = (size(host.bytes_sent), size(host.bytes_reused), f"{host.seconds:.1f}", rate)
+        table.add_row(clean(host.host), _state(host), *cells[: len(numbers)])
+    return table
+
+
+def _plan_table(report: SyncReport) -> Table:
+    table = _new_table("host", "state", numbers=("would get", "disk needed"))
+    for host in report.hosts:
+        planned = report.planned.get(host.host)
+        cells = ("-", "-") if planned is None else (size(planned["bytes"]), size(planned["disk_bytes"]))
+        table.add_row(clean(host.host), _state(host), *cells)
+    return table
+
+
+def _new_table(*words: str, numbers: tuple[str, ...]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in words:
+        table.add_column(column, overflow="fold")
+    for column in numbers:
+        table.add_column(column, justify="right", overflow="fold")
+    return table
+
+
+def _state(host: HostReport) -> Text:
+    return Text(clean((host.note or "equal") if host.ok else f"FAILED: {host.error}"))
+
+
+def _show_serial(live: SyncLive, report: SyncReport) -> None:
+    seconds = report.transfer_seconds
+    most = max([report.head_bytes_sent, *(host.bytes_sent for host in report.hosts)], default=0)
+    if seconds > 0.5 and most > 1 << 20:
+        serial = sum(host.bytes_sent for host in report.hosts) * seconds / most
+        sent = size(report.head_bytes_sent)
+        live.say(f"{sent} left the source in {seconds:.1f} s; one copy after another: {serial:.0f} s")
 
 
 def _show_changes(live: SyncLive, report: SyncReport) -> None:
     shown: dict[str, list[str]] = {}
     for host, changes in report.changes.items():
         text = "; ".join(
-            f"{count} {what}: {', '.join(path or '.' for path in paths[:5])}{' ...' if count > 5 else ''}"
+            f"{count} {WORDS[what]}: {', '.join(path or '.' for path in paths[:5])}{' ...' if count > 5 else ''}"
             for what, (count, paths) in changes.items()
             if count
         )

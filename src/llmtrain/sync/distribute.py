@@ -84,10 +84,13 @@ class Sync(Crew):
         self._find_same()
         plan = self._plan(head["rows"])
         self.report.total_bytes = plan.total_bytes
-        self.tell("planned", {"bytes": plan.total_bytes, "hosts": dict(plan.host_bytes), "files": self.report.files})
+        disk = max((one["disk_bytes"] for one in self.report.planned.values()), default=0)
+        hosts = dict(plan.host_bytes)
+        self.tell("planned", {"bytes": plan.total_bytes, "hosts": hosts, "files": self.report.files, "disk": disk})
         if self.request.dry_run:
             for name in self.active:
-                self._succeed(name, self.reports[name].note)
+                differs = any(count for count, _ in self.report.changes[name].values())
+                self._succeed(name, "would be synced" if differs else "equal already")
         elif self.active:
             self._transfer(plan)
         self._share(followers)
@@ -167,7 +170,12 @@ class Sync(Crew):
         answers = self._gather("blocks", self.active)
         needs = {name: {int(file): wanted for file, wanted in answers[name]["needs"].items()} for name in self.active}
         self.report.changes = {name: answer["changes"] for name, answer in answers.items()}
-        return plan_chunks(self.entries, needs)
+        plan = plan_chunks(self.entries, needs)
+        self.report.planned = {
+            name: {"bytes": plan.host_bytes.get(name, 0), "disk_bytes": answer["disk_bytes"]}
+            for name, answer in answers.items()
+        }
+        return plan
 
     def _transfer(self, plan: ChunkPlan) -> None:
         self.chain = Chain(self.request, self.links, self._names, plan)

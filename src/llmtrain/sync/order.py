@@ -75,14 +75,15 @@ def order_sync(what: What, words: Sequence[str], options: SyncOptions, spec: Run
     request = make_request(what, words, options, spec, cluster)
     if not words:
         tell("note", {"text": "{}: {}".format(*choose_source(what, spec))})
-    tell("order", {"path": request.path, "dest": request.dest, "hosts": list(request.hosts), "file": cluster.origin})
+    order = {"path": request.path, "dest": request.dest, "hosts": list(request.hosts)}
+    tell("order", {**order, "file": cluster.origin, "rollback": options.rollback})
     cargo = Cargo(request=request)
     if request.source_host is None and not options.rollback:
         cargo = prepare_cargo(request, tell, relocate=options.relocate)
     fleet, failed = open_hosts(request.hosts)
     source: Transport | None = None
     try:
-        if request.source_host is not None:
+        if request.source_host is not None and not options.rollback:
             source = _connect(request.source_host)
             cargo = examine_cargo(request, source, tell)
         cargo = replace(cargo, request=replace(cargo.request, hosts=tuple(fleet)))
@@ -90,6 +91,9 @@ def order_sync(what: What, words: Sequence[str], options: SyncOptions, spec: Run
             cargo = add_ops(cargo, fleet, tell, prefix=request.path, node_dirs=node_dirs(spec, request.hosts))
         if not fleet.transports:
             report = SyncReport(hosts=[])
+        elif options.rollback and failed:
+            why = f"left as it is, because {next(iter(failed))} cannot be reached"
+            report = SyncReport(hosts=[HostReport(host=name, error=why) for name in fleet])
         elif options.rollback:
             report = run_rollback(cargo.request, fleet, tell)
         else:
@@ -99,8 +103,7 @@ def order_sync(what: What, words: Sequence[str], options: SyncOptions, spec: Run
         if source is not None:
             source.close()
     missing = [HostReport(host=name, error=error.error) for name, error in failed.items()]
-    order = list(request.hosts)
-    report.hosts = sorted([*report.hosts, *missing], key=lambda one: order.index(one.host))
+    report.hosts = sorted([*report.hosts, *missing], key=lambda one: request.hosts.index(one.host))
     return report
 
 

@@ -105,6 +105,8 @@ class SyncReport:
     """Bytes of all files of the tree."""
     files: int = 0
     """Entries of the tree."""
+    planned: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Host -> ``bytes`` it lacks, ``disk_bytes`` that the new tree takes beside the old one."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Host -> what is added, changed, touched, removed there."""
     slow: list[str] = field(default_factory=list)
