@@ -145,7 +145,6 @@ CASES = [
     option("env-reserved", "RANK is set by the launcher", "--env RANK", "--env", "RANK=0"),
     option("env-bad-name", "not the name of an environment variable", "--env", "--env", "A-B=1"),
     option("set-env-reserved", "RANK is set by the launcher", "--set env.RANK", "--set", "env.RANK=0"),
-    option("packing", "packing", "data.packing", "--set", "data.packing=true"),
     option("output-exists", "the output exists", "model", "--output", "model"),
     option("output-in-file", "cannot be made there", "data.jsonl", "--output", "data.jsonl/model"),
     option("output-host", "neither a folder here nor", "output", "--output", "c:/model"),

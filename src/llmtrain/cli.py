@@ -15,6 +15,7 @@ import typer
 from llmtrain import __version__
 from llmtrain.cli_check import register as register_check
 from llmtrain.cli_everyday import register as register_everyday
+from llmtrain.cli_model import register as register_model
 from llmtrain.cli_plan import register as register_plan
 from llmtrain.cli_program import WithProgram, before_program, read_program
 from llmtrain.cli_sync import register as register_sync
@@ -208,6 +209,7 @@ register_check(app)
 register_sync(app)
 register_plan(app)
 register_everyday(app)
+register_model(app)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.cluster.hosts import gpu
 from tests.launch.jobs import write_job
 
-from llmtrain.errors import InputFileError, PreflightError, UsageError
+from llmtrain.errors import InputFileError, PreflightError
 from llmtrain.launch.job import Selection
 from llmtrain.launch.prepare import plan_launch
 from llmtrain.launch.rundir import RunDir
@@ -193,10 +193,13 @@ def test_faults_of_the_batch_are_found_before_any_host(tmp_path):
         write_job(tmp_path, sets=["batch.global=10", "batch.micro=1"])
 
 
-def test_packing_is_refused_until_it_is_proven(tmp_path):
-    """data.packing would let samples see each other; it is refused, not ignored."""
-    with pytest.raises(UsageError, match="packing"):
-        write_job(tmp_path, sets=["data.packing=true"])
+def test_adapters_and_packing_reach_the_ranks(tmp_path):
+    """lora.rank brings its alpha and a learning rate for adapters, and packing is passed on; both say so."""
+    plan = _plan(tmp_path, sets=["data.packing=true", "lora.rank=8"])
+    assert plan.run["lora"] == {"rank": 8, "alpha": 16.0, "dropout": 0.0, "targets": ()}
+    assert plan.run["training"]["learning_rate"] == 2e-4
+    assert plan.run["data"]["packing"] is True
+    assert {"lora.rank", "data.packing"} <= {choice.key for choice in plan.choices}
 
 
 def test_world_info_is_what_deepspeed_would_make(tmp_path):

@@ -39,14 +39,18 @@ def watch_weights() -> None:
     """Save in each run folder the trained weights as DeepSpeed hands them out."""
     gather = finetune.gather_weights
 
-    def gather_and_note(model, dtype, *, keep):
+    def gather_and_note(model, dtype, **options):
         import torch
         from deepspeed.utils import safe_get_full_fp32_param
 
-        masters = {name: safe_get_full_fp32_param(parameter) for name, parameter in model.named_parameters()}
-        if keep:
+        masters = {
+            name: safe_get_full_fp32_param(parameter)
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
+        if options["keep"]:
             torch.save({name: value.clone() for name, value in masters.items()}, CURRENT[0].run_dir / "master.pt")
-        return gather(model, dtype, keep=keep)
+        return gather(model, dtype, **options)
 
     finetune.gather_weights = gather_and_note
 

@@ -27,10 +27,23 @@ def zero(stage, *, offload=False):
     return part
 
 
-def make_run(folder, model, data, *, world=2, accumulation=1, zero_part=None, dtype="fp32", data_part=None, **training):
+def make_run(
+    folder,
+    model,
+    data,
+    *,
+    world=2,
+    micro=2,
+    accumulation=1,
+    zero_part=None,
+    dtype="fp32",
+    data_part=None,
+    lora=None,
+    attention="sdpa",
+    **training,
+):
     """Write a run.json into a new folder; returns its path."""
     folder.mkdir(parents=True)
-    micro = 2
     batch = {"global": micro * accumulation * world, "micro": micro, "accumulation": accumulation}
     document = {
         "schema": 1,
@@ -40,7 +53,7 @@ def make_run(folder, model, data, *, world=2, accumulation=1, zero_part=None, dt
         "world_size": world,
         "ranks": list(range(world)),
         "task": "finetune",
-        "model": {"path": str(model), "dtype": dtype, "attention": "sdpa", "trust_remote_code": False},
+        "model": {"path": str(model), "dtype": dtype, "attention": attention, "trust_remote_code": False},
         "data": {
             "path": str(data),
             "format": "messages",
@@ -76,6 +89,7 @@ def make_run(folder, model, data, *, world=2, accumulation=1, zero_part=None, dt
             "bf16": {"enabled": dtype == "bf16"},
             "zero_optimization": zero_part or zero(3),
         },
+        "lora": lora,
         "threads": 1,
         "cores": {},
         "output": str(folder / "output"),

@@ -37,6 +37,10 @@ def two_ranks(tmp_path_factory, tiny_model, chat_file):
         run("resumed", resume=str(saved), data_part={"eval": 0.1}),
         run("offload-saved", zero_part=zero(2), save_steps=2),
         run("bf16", zero_part=zero(3, offload=True), dtype="bf16"),
+        run("padded", micro=32, max_steps=1),
+        run("packed", micro=8, max_steps=1, data_part={"packing": True, "max_length": 256}),
+        run("packed-eager", micro=8, max_steps=1, data_part={"packing": True, "max_length": 256}, attention="eager"),
+        run("lora", lora={"rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": []}, learning_rate=1e-2),
         run("nonfinite", learning_rate=1e30, zero_part=zero(2)),
         run("refused", data_part={"chat_template": str(refusing)}),
     ]
@@ -236,3 +240,41 @@ def test_a_good_run_ends_well(one_rank):
     runs, ended = one_rank
     assert ended.returncode == 0, ended.stdout[-3000:]
     assert runs["chat"].read("beat/0.json")["phase"] == "done"
+
+
+@pytest.mark.parametrize("name", ["packed", "packed-eager"])
+def test_packing_changes_no_loss(two_ranks, name):
+    """One step over all examples has the same loss per token, and the same gradients, packed or padded, in fp32."""
+    runs, ended = two_ranks
+    (padded,), (packed,) = ([line for line in runs[which].metrics if "loss" in line] for which in ("padded", name))
+    assert packed["loss"] == pytest.approx(padded["loss"], abs=1e-4)
+    assert packed["grad_norm"] == pytest.approx(padded["grad_norm"], rel=1e-4)
+    fillers = 2 * (16 - 10)  # ten rows of sixteen
+    assert runs[name].metrics[-1]["tokens"] == runs["padded"].metrics[-1]["tokens"] + fillers
+    assert "packing: an example changes another's logits by 0 (by " in ended.stdout
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT asks under the old name
+def test_adapters_are_trained_and_merged(two_ranks, tiny_model, tmp_path):
+    """Under ZeRO-3 only the adapters are trained and written, and the merged model says what model and adapter say."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from llmtrain.train.merge import main
+
+    run = two_ranks[0]["lora"]
+    assert run.losses == sorted(run.losses, reverse=True)
+    adapter = run.dir / "output"
+    assert (adapter / "adapter_model.safetensors").stat().st_size < (tiny_model / "model.safetensors").stat().st_size
+    assert main([str(adapter), "--output", str(tmp_path / "merged")]) == 0
+    applied = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), adapter)
+    merged, loading = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
+    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        expected, found = (one(ids).logits for one in (applied, merged))
+        with applied.disable_adapter():
+            plain = applied(ids).logits
+    assert torch.allclose(found, expected, atol=1e-4)
+    assert (plain - expected).abs().max() > 0.1

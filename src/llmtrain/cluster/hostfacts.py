@@ -25,6 +25,7 @@ PACKAGES = (
     "accelerate",
     "trl",
     "peft",
+    "peft",
     "datasets",
     "pydantic",
     "pyyaml",

@@ -56,7 +56,8 @@ def needs_of(job: Job, facts: Mapping[str, Facts], trees: Mapping[str, Mapping[s
     cuda = _computes_on_gpus(job.spec, facts)
     wanted = replace(assume(job.spec, job.cluster.world_size, job.script), accelerator="cuda" if cuda else "cpu")
     config = render_deepspeed(job.preset, overrides_layer(job.spec.deepspeed), model=job.model, wanted=wanted).config
-    parameters = job.model.parameters if job.model and job.script is None else 0
+    lora = job.spec.lora.rank is not None
+    parameters = job.model.parameters if job.model and job.script is None and not lora else 0
     share = ADAM_BYTES * parameters // job.cluster.world_size
     held = share if not cuda or _offload_device(config) == "cpu" else 0
     return Needs(
@@ -67,7 +68,7 @@ def needs_of(job: Job, facts: Mapping[str, Facts], trees: Mapping[str, Mapping[s
         ops=ops_of(config, cuda=cuda),
         cuda=cuda,
         bf16=job.spec.model.dtype == "bf16",
-        packages=PACKAGES if job.script is None else SCRIPT_PACKAGES,
+        packages=(*PACKAGES, *(() if not lora else ("peft",))) if job.script is None else SCRIPT_PACKAGES,
     )
 
 

@@ -43,6 +43,7 @@ def make_document(job: Job, contact: Contact, rendered: Rendered, run_id: str, r
             "accumulation": rendered.batch.accumulation,
         },
         "training": training,
+        "lora": _lora(job),
         "deepspeed": rendered.config,
         "output": run_dir / "output",
         "checkpoints": run_dir / "checkpoints",
@@ -59,10 +60,15 @@ def _data(job: Job, run_dir: HostDir) -> dict[str, Any]:
         "sources": [source.to_json() for source in job.sources],
         "format": job.data.format if job.data else data.format,
         "max_length": min(data.max_length, longest or data.max_length),
-        "packing": False,
+        "packing": data.packing,
         "eval": data.eval,
         "chat_template": run_dir / "template.jinja" if job.template_text is not None else data.chat_template,
     }
+
+
+def _lora(job: Job) -> dict[str, Any] | None:
+    lora = job.spec.lora
+    return {**lora.model_dump(), "alpha": lora.alpha or 2.0 * lora.rank} if lora.rank else None
 
 
 def _environment(job: Job, contact: Contact) -> dict[str, Any]:

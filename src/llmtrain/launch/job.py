@@ -118,7 +118,6 @@ def read_job(spec: RunSpec, selection: Selection, script: Script | None = None) 
         _need(spec.model.path, "--model DIR", "model.path")
         if not spec.data.mix:
             _need(spec.data.path, "--data PATH", "data.path")
-        _refuse_unproven(spec)
     cluster = select(
         read_hostfile(hosts), include=selection.include, exclude=selection.exclude, num_hosts=selection.num_hosts
     )
@@ -178,15 +177,6 @@ def _need(value: str | None, option: str, key: str) -> str:
             fix=f"add {option}, or write {key.replace('.', ': ')} into llmtrain.yaml",
         )
     return value
-
-
-def _refuse_unproven(spec: RunSpec) -> None:
-    if spec.data.packing:
-        raise UsageError(
-            "data.packing is not supported yet: samples in one row could see each other",
-            where="data.packing",
-            fix="leave data.packing out",
-        )
 
 
 def _check_per_host(spec: RunSpec, cluster: Cluster) -> None:

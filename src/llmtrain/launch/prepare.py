@@ -339,6 +339,14 @@ def _general_choices(job: Job, contact: Contact, run: Mapping[str, Any]) -> tupl
         chosen.append(Choice(key="data.format", value=run["data"]["format"], reason=reason))
     if job.script is not None:
         return (*chosen, *_script_choices(job))
+    if job.spec.data.packing:
+        reason = "as asked; the batch counts rows, and the loaded model must prove that examples do not mix"
+        chosen.append(Choice(key="data.packing", value=True, reason=reason))
+    if run["lora"]:
+        lora = run["lora"]
+        which = ", ".join(lora["targets"]) or "all linear layers but the output"
+        reason = f"alpha {lora['alpha']:g}; on {which}; learning rate {run['training']['learning_rate']:g}"
+        chosen.append(Choice(key="lora.rank", value=lora["rank"], reason=reason))
     if run["data"]["max_length"] != job.spec.data.max_length:
         reason = "the longest the model was made for"
         chosen.append(Choice(key="data.max_length", value=run["data"]["max_length"], reason=reason))

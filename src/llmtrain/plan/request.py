@@ -108,6 +108,9 @@ def read_request(spec: RunSpec, *, cluster: str | None = None, assumptions: Sequ
         setup = replace(setup, whole_load=True)
     if "lora.rank" in given:
         setup = replace(setup, lora=Lora(rank=parse_count("lora.rank", given["lora.rank"])))
+    elif spec.lora.rank:
+        own = {"targets": spec.lora.targets} if spec.lora.targets else {}
+        setup = replace(setup, lora=Lora(rank=spec.lora.rank, **own))
     return Request(
         shape=shape,
         setup=setup,

@@ -98,7 +98,7 @@ class DataPart(Part):
     max_length: Positive = 2048
     """Tokens of an example beyond which it is cut."""
     packing: bool = False
-    """Several examples in one row; refused until their isolation is proven."""
+    """Several examples in one row of ``max_length``; the batch counts rows. Refused where the model mixes them."""
     eval: Annotated[float, Field(gt=0, lt=1)] | str | None = None
     """Share of the examples, or a file, for evaluation."""
     chat_template: str | None = None
@@ -145,6 +145,23 @@ class TrainingPart(Part):
     """Processes that prepare batches, on each rank."""
     resume: str | None = None
     """Checkpoint directory on the hosts to go on from."""
+
+
+LORA_LEARNING_RATE = 2e-4
+"""What adapters want where a whole model wants 1e-5."""
+
+
+class LoraPart(Part):
+    """``lora:`` low-rank adapters that are trained instead of the weights."""
+
+    rank: Positive | None = None
+    """Columns of the adapters' factors; without it the whole model is trained. Peak learning rate 2e-4 if not given."""
+    alpha: Annotated[Number, Field(gt=0)] | None = None
+    """Adapters are added times alpha / rank; twice the rank if not given."""
+    dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.0
+    """Share of the adapters' input that is dropped in training."""
+    targets: Annotated[tuple[str, ...], BeforeValidator(_tuple)] = ()
+    """Layers that get one, such as `[q_proj, v_proj]`; all linear ones but the output if not given."""
 
 
 Bring = Literal["missing", "same", "never"]
@@ -221,6 +238,7 @@ class RunSpec(Part):
     data: DataPart = DataPart()
     batch: BatchPart = BatchPart()
     training: TrainingPart = TrainingPart()
+    lora: LoraPart = LoraPart()
     sync: SyncPart = SyncPart()
     deepspeed: dict[str, Any] = {}
     """DeepSpeed keys laid over the preset."""
@@ -230,6 +248,15 @@ class RunSpec(Part):
     """File of ``NAME=VALUE`` lines; for secrets, since it can be kept private."""
     per_host: dict[str, HostPart] = {}
     """What differs on single hosts."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _adapters_learn_faster(cls, values: Any) -> Any:
+        lora = values.get("lora") if isinstance(values, dict) else None
+        training = (values.get("training") or {}) if isinstance(values, dict) else None
+        if isinstance(lora, dict) and lora.get("rank") and isinstance(training, dict):
+            return {**values, "training": {"learning_rate": LORA_LEARNING_RATE, **training}}
+        return values
 
     @field_validator("setup", mode="before")
     @classmethod

@@ -46,6 +46,7 @@ def render_card(
         ("chat template", template.name if template else "none, plain text"),
         ("steps", f"{steps}"),
         ("batch", f"{run.batch.global_size} = {run.batch.micro} x {run.batch.accumulation} x {run.world_size} ranks"),
+        ("trained", "all weights" if run.lora is None else f"adapters, rank {run.lora.rank}, alpha {run.lora.alpha:g}"),
         ("learning rate", f"{recipe.learning_rate:g}, {recipe.schedule}"),
         ("weight decay", f"{recipe.weight_decay:g}"),
         ("gradient clipping", f"{recipe.max_grad_norm:g}"),

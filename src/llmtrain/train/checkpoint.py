@@ -125,7 +125,7 @@ def check_output(output: Path) -> None:
         raise InputFileError("the output exists already and is never overwritten", where=str(output))
 
 
-def gather_weights(model: Any, dtype: Any, *, keep: bool) -> dict[str, Any]:
+def gather_weights(model: Any, dtype: Any, *, keep: bool, trained_only: bool = False) -> dict[str, Any]:
     """All weights of a model, whole, on the CPU; every rank calls this, one keeps them.
 
     Works for every ZeRO stage: only stage 3 divides parameters, and those are collected one at a time, so that no
@@ -135,6 +135,7 @@ def gather_weights(model: Any, dtype: Any, *, keep: bool) -> dict[str, Any]:
         model: the model inside the engine.
         dtype: parameters are converted to it; other tensors stay as they are.
         keep: whether this rank wants the result; the others get an empty dict.
+        trained_only: leave out what is frozen.
     """
     import deepspeed
 
@@ -142,6 +143,8 @@ def gather_weights(model: Any, dtype: Any, *, keep: bool) -> dict[str, Any]:
     names: dict[int, str] = {}
     parameters = {id(parameter) for parameter in model.parameters()}
     for name, tensor in model.state_dict(keep_vars=True).items():
+        if trained_only and not tensor.requires_grad:
+            continue
         if id(tensor) in names:  # tied: the same parameter under another name
             if keep:
                 weights[name] = weights[names[id(tensor)]]

@@ -21,6 +21,7 @@ from llmtrain.process import write_json
 from llmtrain.spec.dataset import iter_examples
 from llmtrain.spec.source import Source
 from llmtrain.train.masking import IGNORED, Encoded, MaskError, encode_by_prefixes, encode_marked, encode_text
+from llmtrain.train.packing import choose_packs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -79,6 +80,13 @@ class TrainingData:
     """Number of examples held out."""
     facts: DataFacts
     """About the training file."""
+    packs: tuple[tuple[int, ...], ...] | None = None
+    """Indices into ``train`` of the examples that share a row, row by row; None without packing."""
+
+    @property
+    def step_rows(self) -> int:
+        """Rows of one epoch: what the batch counts."""
+        return self.train_rows if self.packs is None else len(self.packs)
 
 
 # --- once per host ---------------------------------------------------------------------------------------------
@@ -222,7 +230,25 @@ def read_training_data(run: RankRun) -> TrainingData:
         others, other = _read_rows(run, "eval")
         eval_rows = other.kept
         evaluation = others.select([*range(eval_rows), *_fillers(run, eval_rows, eval_rows)])
-    return TrainingData(train=train, train_rows=len(order), evaluation=evaluation, eval_rows=eval_rows, facts=facts)
+    packs = _pack(run, train, len(order)) if run.data.packing else None
+    return TrainingData(
+        train=train,
+        train_rows=len(order),
+        evaluation=evaluation,
+        eval_rows=eval_rows,
+        packs=packs,
+        facts=facts,
+    )
+
+
+def _pack(run: RankRun, train: Any, count: int) -> tuple[tuple[int, ...], ...]:
+    import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+    table = train.with_format("arrow")
+    lengths: list[int] = []
+    for start in range(0, count, CHUNK_ROWS):
+        lengths += pc.list_value_length(table[start : min(start + CHUNK_ROWS, count)]["input_ids"]).to_pylist()
+    return tuple(map(tuple, choose_packs(lengths, run.data.max_length, run.training.seed)))
 
 
 def _read_train(run: RankRun) -> tuple[Any, DataFacts, list[range]]:

@@ -14,21 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
-from trl import SFTConfig, SFTTrainer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import SFTConfig
 
 from llmtrain.errors import InputFileError
 from llmtrain.train.card import read_versions, render_card
-from llmtrain.train.checkpoint import check_output, check_resume, gather_weights, write_checkpoint, write_model
+from llmtrain.train.checkpoint import check_output, check_resume, gather_weights, write_model
 from llmtrain.train.crew import Crew
-from llmtrain.train.data import EpochOrder, read_training_data, write_tokenized
-from llmtrain.train.masking import IGNORED
+from llmtrain.train.data import read_training_data, write_tokenized
+from llmtrain.train.lora import add_adapters, write_adapter
 from llmtrain.train.telemetry import Telemetry
 from llmtrain.train.templates import choose_template
+from llmtrain.train.trainer import Trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from llmtrain.train.data import TrainingData
     from llmtrain.train.place import Place
     from llmtrain.train.records import Beat
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
 WARMUP_SHARE = 0.03
+SAMPLED = 1000
+"""Packed rows whose fill is looked at."""
 
 
 def run(run: RankRun, place: Place, beat: Beat) -> None:
@@ -59,13 +60,15 @@ def run(run: RankRun, place: Place, beat: Beat) -> None:
     write_tokenized(run, place.local_rank, tokenizer, template, tick=lambda: beat.advance(0))
     crew.wait()
     data = read_training_data(run)
-    steps = count_steps(run, data.train_rows)
+    steps = count_steps(run, data.step_rows)
     if place.is_first:
         _say_plan(run, data, template, steps)
 
     beat.enter("load")
     arguments = make_arguments(run, steps, crew, evaluates=data.evaluation is not None)
     model = load_model(run)
+    if run.lora:
+        model = add_adapters(model, run.lora)
     telemetry = Telemetry(metrics=run.run_dir / "metrics.jsonl", place=place, beat=beat)
     trainer = Trainer(run, crew, telemetry, beat, data, model=model, args=arguments, processing_class=tokenizer)
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
@@ -73,15 +76,17 @@ def run(run: RankRun, place: Place, beat: Beat) -> None:
         trainer.evaluate()
 
     beat.enter("save", trainer.state.global_step)
-    weights = gather_weights(
-        trainer.model, DTYPES["fp32" if run.model.dtype == "fp32" else "bf16"], keep=place.is_first
-    )
+    dtype = DTYPES["fp32" if run.model.dtype == "fp32" else "bf16"]
+    weights = gather_weights(trainer.model, dtype, keep=place.is_first, trained_only=run.lora is not None)
     if place.is_first:
         losses = {"first": telemetry.first_loss, "last": telemetry.last_loss, "held-out": telemetry.eval_loss}
         card = render_card(
             run, data, template, steps=trainer.state.global_step, losses=losses, versions=read_versions()
         )
-        write_model(trainer.model, weights, tokenizer, run, card=card, stop_tokens=data.facts.stop_tokens)
+        if run.lora:
+            write_adapter(trainer.model, weights, tokenizer, run, card=card)
+        else:
+            write_model(trainer.model, weights, tokenizer, run, card=card, stop_tokens=data.facts.stop_tokens)
         telemetry.write_final(trainer.state.global_step)
     crew.wait()
     crew.leave()
@@ -114,8 +119,6 @@ def check_batch(run: RankRun) -> None:
             raise InputFileError(
                 f"deepspeed.{key} is {run.deepspeed.get(key)}, the batch of the run says {value}", where="run.json"
             )
-    if run.data.packing:
-        raise InputFileError("data.packing is not available yet", where="run.json", fix="set data.packing to false")
 
 
 def count_steps(run: RankRun, rows: int) -> int:
@@ -236,8 +239,12 @@ def _say_plan(run: RankRun, data: TrainingData, template: Template | None, steps
     lines = [
         f"data: {facts.examples} examples, {data.train_rows} to train on, {data.eval_rows} held out",
         f"tokens: {facts.tokens}, {facts.trained_tokens} of them trained on ({facts.method})",
-        f"steps: {steps} of {run.batch.global_size} examples",
+        f"steps: {steps} of {run.batch.global_size} {'examples' if data.packs is None else 'rows'}",
     ]
+    if data.packs is not None:
+        filled = sum(len(data.train[at]["input_ids"]) for pack in data.packs[:SAMPLED] for at in pack)
+        share = filled / (min(SAMPLED, len(data.packs)) * run.data.max_length)
+        lines.append(f"packing: {data.train_rows} examples in {len(data.packs)} rows, {share:.0%} of them filled")
     if template:
         lines.append(f"chat template: {template.name} ({template.reason})")
     if facts.dropped:
@@ -250,96 +257,3 @@ def _say_plan(run: RankRun, data: TrainingData, template: Template | None, steps
         lines.append(f"warning: {facts.unstopped} examples without an end-of-turn token after the answer")
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
-
-
-# --- the trainer -----------------------------------------------------------------------------------------------
-
-
-class PaddingCollator:
-    """Rows of different lengths to one batch, padded on the right; padding is neither attended to nor trained on."""
-
-    def __init__(self, pad_token: int) -> None:
-        self._pad_token = pad_token
-
-    def __call__(self, rows: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-        """Pad to the longest row of this batch."""
-        width = max(len(row["input_ids"]) for row in rows)
-
-        def pad(values: Sequence[int], filler: int) -> list[int]:
-            return [*values, *[filler] * (width - len(values))]
-
-        return {
-            "input_ids": torch.tensor([pad(row["input_ids"], self._pad_token) for row in rows]),
-            "attention_mask": torch.tensor([pad([1] * len(row["input_ids"]), 0) for row in rows]),
-            "labels": torch.tensor([pad(row["labels"], IGNORED) for row in rows]),
-        }
-
-
-class Trainer(SFTTrainer):  # type: ignore[misc]
-    """SFTTrainer with our order of rows, our checkpoints and an evaluation that does not depend on the ranks."""
-
-    control: Any
-
-    def __init__(
-        self,
-        run: RankRun,
-        crew: Crew,
-        telemetry: Telemetry,
-        beat: Beat,
-        data: TrainingData,
-        *,
-        processing_class: Any,
-        **options: Any,
-    ) -> None:
-        self._run = run
-        self._crew = crew
-        self._telemetry = telemetry
-        self._beat = beat
-        self._rows = data.train_rows
-        self._evaluated_at = -1
-        super().__init__(
-            train_dataset=data.train,
-            eval_dataset=data.evaluation,
-            processing_class=processing_class,
-            data_collator=PaddingCollator(processing_class.pad_token_id),
-            callbacks=[telemetry],
-            **options,
-        )
-        self.remove_callback(PrinterCallback)
-
-    def _get_train_sampler(self, *_: Any) -> EpochOrder:
-        return EpochOrder(rows=self._rows, step=self._run.batch.global_size, seed=self._run.training.seed)
-
-    def has_just_evaluated(self) -> bool:
-        """Whether the last step was followed by an evaluation."""
-        return bool(self._evaluated_at == self.state.global_step)
-
-    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Mean loss over all trained tokens of the held-out rows.
-
-        The base class averages the means of batches, so that its result depends on how rows fall into batches.
-        """
-        self._beat.enter("eval", self.state.global_step)
-        self.model_wrapped.eval()
-        sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
-        for batch in self.get_eval_dataloader():
-            inputs = self._prepare_inputs(batch)
-            count = int((inputs["labels"][:, 1:] != IGNORED).sum())
-            with torch.no_grad(), self.compute_loss_context_manager():
-                loss = self.compute_loss(self.model_wrapped, inputs)
-            if count:  # every rank must run every batch, but one of fillers has no loss
-                sums += torch.tensor([float(loss) * count, count], dtype=sums.dtype, device=sums.device)
-        self._crew.add_up(sums)
-        metrics = {"eval_loss": float(sums[0] / sums[1])}
-        self._evaluated_at = self.state.global_step
-        self.log(dict(metrics))
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-    def _save_checkpoint(self, *_: Any, **__: Any) -> None:
-        step = self.state.global_step
-        if step % self._run.training.save_steps:
-            return  # transformers asks once more after the last step, where the final model is written anyway
-        self._beat.enter("save", step)
-        write_checkpoint(self, self._run, self._crew)
-        self._telemetry.resume_training(step)

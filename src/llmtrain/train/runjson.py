@@ -94,6 +94,20 @@ class TrainingPart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoraPart:
+    """Adapters instead of the weights."""
+
+    rank: int
+    """Columns of their factors."""
+    alpha: float
+    """They are added times alpha / rank."""
+    dropout: float
+    """Share of their input that is dropped in training."""
+    targets: tuple[str, ...]
+    """Last parts of the names of the layers that get one; all linear ones but the output if empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScriptPart:
     """A program of the user's own."""
 
@@ -133,6 +147,8 @@ class RankRun:
     """The batch sizes."""
     training: TrainingPart
     """The rest of the recipe."""
+    lora: LoraPart | None
+    """Adapters that are trained instead of the weights."""
     deepspeed: dict[str, Any]
     """The DeepSpeed configuration, without any ``auto``."""
     threads: int
@@ -190,6 +206,7 @@ def _parse_run(document: dict[str, Any]) -> RankRun:
         "batch": _part(BatchPart, batch, "batch."),
         "training": _part(TrainingPart, _take(document, "training", ""), "training."),
         "script": _script(document.get("script")),
+        "lora": _lora(document.get("lora")),
     }
     return _part(RankRun, values, "")
 
@@ -197,6 +214,12 @@ def _parse_run(document: dict[str, Any]) -> RankRun:
 def _with_sources(data: dict[str, Any]) -> dict[str, Any]:
     plain = {"path": data.get("path"), "format": data.get("format")}
     return {**data, "sources": tuple(map(parse_source, data.get("sources") or [plain]))}
+
+
+def _lora(values: dict[str, Any] | None) -> LoraPart | None:
+    if values is None:
+        return None
+    return _part(LoraPart, {**values, "targets": tuple(_take(values, "targets", "lora."))}, "lora.")
 
 
 def _script(values: dict[str, Any] | None) -> ScriptPart | None:
