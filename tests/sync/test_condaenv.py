@@ -39,6 +39,16 @@ def test_a_package_installed_in_place_is_refused_by_name(tmp_path):
     assert prepare_environment(tmp_path / "env", str(tmp_path / "env"), relocate=False, force=True)
 
 
+def test_a_link_to_an_environment_is_refused_with_what_to_name(tmp_path):
+    """Files of an environment name the path it was made at, so a link to it is no second environment."""
+    (tmp_path / "env-3/bin").mkdir(parents=True)
+    (tmp_path / "env-3/bin/python").symlink_to(sys.executable)
+    (tmp_path / "current").symlink_to("env-3")
+    with pytest.raises(InputFileError, match="a link to") as caught:
+        prepare_environment(tmp_path / "current", str(tmp_path / "current"), relocate=False)
+    assert f"name {tmp_path}/env-3" in caught.value.fix
+
+
 def test_a_folder_without_an_interpreter_is_no_environment(tmp_path):
     """The error says what is missing."""
     with pytest.raises(InputFileError, match="bin/python"):

@@ -53,7 +53,9 @@ def write(root: Path, tree: dict, files: list[bytes]) -> None:
             Path(os.fsdecode(path)).chmod(what[2])
             os.utime(path, ns=(what[3], what[3]))
             files.append(path)
-    os.utime(root, ns=(10**18, 10**18))
+    # Modes and times of folders as well, drawn from their names; empty and unwritable ones among them.
+    root.chmod(0o755 if root.name in {"source", "one", "two"} else (0o755, 0o700, 0o555, 0o1777)[len(root.name) % 4])
+    os.utime(root, ns=(10**18, 10**18 + len(root.name)))
 
 
 @given(first=TREES, second=TREES)

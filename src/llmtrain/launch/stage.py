@@ -264,9 +264,11 @@ def _pump(
 def _outcome(reader: subprocess.Popen[bytes], writer: subprocess.Popen[bytes]) -> str | None:
     words = _last_line(writer)
     code = writer.wait()
+    if reader.wait() == SSH_FAILED:
+        return _last_line(reader) or "the connection failed"
     if code != 0 and words:
         return words
-    if reader.wait() != 0:
+    if reader.returncode != 0:
         return _last_line(reader) or "the source changed or could not be read"
     return f"exit code {code}" if code != 0 else None
 

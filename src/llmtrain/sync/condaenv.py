@@ -161,6 +161,12 @@ def prepare_environment(
     if path.is_file():
         path = unpack(path, Path(dest), force=force)
         notes.append(f"unpacked at {path}")
+    if path.is_symlink():
+        raise InputFileError(
+            f"a link to {path.resolve()}, whose files name that path",
+            where=str(path),
+            fix=f"name {path.resolve()}: then a job that runs keeps the environment it began in",
+        )
     environment = read_environment(path)
     extras, more = plan_environment(environment, force=force)
     notes = [*more[:1], *notes, *more[1:]]

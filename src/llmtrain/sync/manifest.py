@@ -196,8 +196,7 @@ class Scan:
 
     def run(self) -> "Scan":
         """Read names and attributes; contents only by `hash`."""
-        info = os.stat(self.root) if self.follow else os.lstat(self.root)
-        self._add("", self.root, info)
+        self._add("", self.root, os.stat(self.root))  # a root that is a link stands for what it leads to
         self.entries.sort(key=lambda entry: os.fsencode(entry.path))
         self._link()
         return self

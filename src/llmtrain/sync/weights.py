@@ -27,12 +27,16 @@ LEAN = (
     "rng_state*",
     "scheduler*",
     "original",
+    "*.incomplete",
 )
 """``--profile lean``: duplicates of the safetensors weights, version control, leftovers of an optimizer."""
 
+SNAPSHOTS = ("snapshots/*", "models--*/snapshots/*")
+"""Where a Hugging Face cache of one model, or of all, keeps what looks like a model directory."""
+
 
 def check_weights(folder: Path, exclude: Sequence[str] = ()) -> list[str]:
-    """Read the headers of all weights that will travel.
+    """Read the headers of all weights that will travel: of a model directory, or of every snapshot of a hub's cache.
 
     Returns:
         What a person should know.
@@ -44,6 +48,11 @@ def check_weights(folder: Path, exclude: Sequence[str] = ()) -> list[str]:
         if folder.suffix == ".safetensors":
             read_header(folder)
         return []
+    snapshots = [place for pattern in SNAPSHOTS for place in sorted(folder.glob(pattern)) if place.is_dir()]
+    return [note for place in snapshots or [folder] for note in _check_model(place, exclude)]
+
+
+def _check_model(folder: Path, exclude: Sequence[str]) -> list[str]:
     shards = [path for path in sorted(folder.glob("*.safetensors")) if not excluded(path.name, exclude)]
     notes = []
     if (folder / INDEX).is_file() or (folder / "model.safetensors").is_file():
