@@ -43,6 +43,7 @@ LIBRARIES = {
         "launch/execute.py",
         "launch/stage.py",
         "launch/smoke.py",
+        "launch/tokens.py",
         "launch/tracing.py",
         "train/entry.py",
     ),

@@ -62,6 +62,7 @@ def _data(job: Job, run_dir: HostDir) -> dict[str, Any]:
         "max_length": min(data.max_length, longest or data.max_length),
         "packing": data.packing,
         "eval": data.eval,
+        "tokenized": job.tokenized,
         "chat_template": run_dir / "template.jinja" if job.template_text is not None else data.chat_template,
     }
 

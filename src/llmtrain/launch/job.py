@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from llmtrain.errors import InputFileError, UsageError
 from llmtrain.launch.render import assume
+from llmtrain.launch.tokens import find_set
 from llmtrain.spec.codetree import CodeTree, read_code
 from llmtrain.spec.dataset import DataReport, read_dataset
 from llmtrain.spec.dsconfig import render_deepspeed
@@ -18,6 +19,7 @@ from llmtrain.spec.hostfile import Cluster, is_loopback_name, read_hostfile, sel
 from llmtrain.spec.modelinfo import ModelInfo, read_model
 from llmtrain.spec.presets import Layer, overrides_layer, read_config
 from llmtrain.spec.source import Source, resolve_source
+from llmtrain.spec.templates import refuse_unknown
 from llmtrain.spec.yamlfile import read_text
 
 if TYPE_CHECKING:
@@ -44,6 +46,39 @@ class Selection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Material:
+    """What is learned, and the model whose tokens it becomes; read and found good."""
+
+    model: ModelInfo
+    """The model."""
+    files: tuple[tuple[Source, DataReport], ...]
+    """Training files and what they hold."""
+    held_out: DataReport | None
+    """The evaluation file, if there is one."""
+    template_text: str | None
+    """Chat template read from the user's file."""
+    max_length: int
+    """Tokens of an example beyond which it is cut: as asked, or as the model was made for."""
+
+    @property
+    def format(self) -> str:
+        """Name of the format, ``mixed`` for several."""
+        formats = {report.format for _, report in self.files}
+        return formats.pop() if len(formats) == 1 else "mixed"
+
+    @property
+    def total(self) -> DataReport:
+        """All training files as one."""
+        reports = [report for _, report in self.files]
+        return replace(
+            reports[0],
+            format=self.format,
+            examples=sum(report.examples for report in reports),
+            bytes=sum(report.bytes for report in reports),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """A run whose files on the head have been read and found good."""
 
@@ -63,6 +98,8 @@ class Job:
     """Where the examples come from; none for a user's program."""
     template_text: str | None
     """Chat template read from the user's file."""
+    tokenized: str | None
+    """Folder of the data as ``llmtrain data`` tokenized them, which hosts get instead."""
     local: bool
     """The only host is this machine: no SSH is needed."""
     script: Script | None = None
@@ -85,6 +122,8 @@ class Job:
             data.append(self.spec.data.path)
         if isinstance(held_out, str):
             data.append(held_out)
+        if self.tokenized:
+            data = [self.tokenized]
         kinds: list[tuple[list[str], Bring]] = [(model, sync.model), (data, sync.data), ([*sync.paths], "same")]
         return {path: mode for paths, mode in reversed(kinds) for path in paths}
 
@@ -127,7 +166,7 @@ def read_job(spec: RunSpec, selection: Selection, script: Script | None = None) 
     # Rendered again once the hosts have said what they are; a fault of the configuration need not wait for them.
     wanted = assume(spec, cluster.world_size, script)
     render_deepspeed(preset, overrides_layer(spec.deepspeed), model=model, wanted=wanted)
-    data, sources = _read_data(spec) if script is None else (None, ())
+    material = read_material(spec, model) if script is None and model is not None else None
     if script is not None and spec.data.path and not Path(spec.data.path).exists():
         raise InputFileError("the data does not exist", where=spec.data.path, fix="correct --data")
     for path in spec.sync.paths:
@@ -139,34 +178,40 @@ def read_job(spec: RunSpec, selection: Selection, script: Script | None = None) 
         selection=selection,
         preset=preset,
         model=model,
-        data=data,
-        sources=sources,
-        template_text=_template_text(spec),
+        data=material.total if material else None,
+        sources=tuple(source for source, _ in material.files) if material else (),
+        tokenized=find_set(spec, material) if material else None,
+        template_text=material.template_text if material else None,
         local=is_local(cluster),
         script=script,
         code=read_code(script.code) if script and script.code else None,
     )
 
 
-def _read_data(spec: RunSpec) -> tuple[DataReport, tuple[Source, ...]]:
-    """Every file read once; what it holds is named, so that the ranks need not recognise it again."""
+def read_material(spec: RunSpec, model: ModelInfo) -> Material:
+    """Every data file read once; what it holds is named, so that the ranks need not recognise it again.
+
+    Raises:
+        UsageError: ``data.path`` and ``data.mix`` are both given.
+        InputFileError: a file cannot be used, or a template is unknown.
+    """
     if spec.data.mix and spec.data.path:
         raise UsageError("data.path and data.mix are both given", where="data", fix="keep one of them")
     named = [(item.path, item.format, item.weight) for item in spec.data.mix]
     asked = named or [(spec.data.path or "", spec.data.format, 1.0)]
     sources = [resolve_source(path, kind, weight) for path, kind, weight in asked]
     reports = [read_dataset(source) for source in sources]
+    held_out = None
     if isinstance(spec.data.eval, str):
-        read_dataset(spec.data.eval, format=reports[0].format if len(reports) == 1 else "auto")
+        held_out = read_dataset(spec.data.eval, format=reports[0].format if len(reports) == 1 else "auto")
     known = [replace(source, format=report.format) for source, report in zip(sources, reports, strict=True)]
-    formats = {report.format for report in reports}
-    total = replace(
-        reports[0],
-        format=formats.pop() if len(formats) == 1 else "mixed",
-        examples=sum(report.examples for report in reports),
-        bytes=sum(report.bytes for report in reports),
+    return Material(
+        model=model,
+        files=tuple(zip(known, reports, strict=True)),
+        held_out=held_out,
+        template_text=_template_text(spec),
+        max_length=min(spec.data.max_length, model.max_position or spec.data.max_length),
     )
-    return total, tuple(known)
 
 
 def _need(value: str | None, option: str, key: str) -> str:
@@ -194,7 +239,10 @@ def _check_per_host(spec: RunSpec, cluster: Cluster) -> None:
 def _template_text(spec: RunSpec) -> str | None:
     """A template named by a path is read here and travels with the run; a bare word is the name of a built-in one."""
     name = spec.data.chat_template
-    if name is None or ("/" not in name and not Path(name).is_file()):
+    if name is None:
+        return None
+    if "/" not in name and not Path(name).is_file():
+        refuse_unknown(name)
         return None
     return read_text(Path(name).expanduser(), what="chat template")
 

@@ -339,6 +339,8 @@ def _general_choices(job: Job, contact: Contact, run: Mapping[str, Any]) -> tupl
         chosen.append(Choice(key="data.format", value=run["data"]["format"], reason=reason))
     if job.script is not None:
         return (*chosen, *_script_choices(job))
+    if job.tokenized:
+        chosen.append(Choice(key="data.tokenized", value=job.tokenized, reason="made by llmtrain data from this data"))
     if job.spec.data.packing:
         reason = "as asked; the batch counts rows, and the loaded model must prove that examples do not mix"
         chosen.append(Choice(key="data.packing", value=True, reason=reason))

@@ -59,7 +59,7 @@ def stage(plan: LaunchPlan, fleet: Fleet) -> None:
     Raises:
         HostError: it could not be written on some host.
     """
-    code = _code_files()
+    code = code_files()
 
     def push(name: str) -> None:
         host = next(one for one in plan.hosts if one.name == name)
@@ -75,7 +75,8 @@ def stage(plan: LaunchPlan, fleet: Fleet) -> None:
     run_on_all([host.name for host in plan.hosts], push).all_good()
 
 
-def _code_files() -> list[tuple[str, bytes]]:
+def code_files() -> list[tuple[str, bytes]]:
+    """Path below a run folder and content of every file of the rank code."""
     root = Path(llmtrain.__file__).parent
     paths = [
         path

@@ -6,6 +6,7 @@ the rows are the same however many ranks there are.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import itertools
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from llmtrain.train.templates import Template
 
 CHUNK_ROWS = 512
-MAX_NAMED = 5
+SET = "set.json"
+"""File of a set that was tokenized beforehand; says in how many blocks it lies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,15 +116,25 @@ def write_tokenized(
         bounds = range(count * block // blocks, count * (block + 1) // blocks)
         rows = _iter_encoded(source, bounds, tokenizer, template)
         stem = cache_dir(run) / f"{name}-{block}"
-        counts = _write_rows(stem.with_suffix(".arrow"), rows, run.data.max_length, filler, tick)
+        lengths: collections.Counter[int] = collections.Counter()
+        counted = _count_lengths(rows, lengths)
+        counts = _write_rows(stem.with_suffix(".arrow"), counted, run.data.max_length, filler, tick)
         method = "all tokens" if template is None else "template " + ("markers" if template.has_markers else "prefixes")
         digest = read_digest(Path(source.path)) if block == 0 else ""
         facts = DataFacts(path=source.path, digest_sha256=digest, method=method, **counts)
-        write_json(stem.with_suffix(".json"), dataclasses.asdict(facts))
+        write_json(stem.with_suffix(".json"), {**dataclasses.asdict(facts), "lengths": lengths})
+
+
+def _count_lengths(rows: Iterable[Encoded], lengths: collections.Counter[int]) -> Iterator[Encoded]:
+    for row in rows:
+        lengths[len(row.ids)] += 1
+        yield row
 
 
 def cache_dir(run: RankRun) -> Path:
     """Where this host keeps its tokenized rows; apart by host, because the run folder may lie on a shared disk."""
+    if run.data.tokenized:
+        return Path(run.data.tokenized)
     return run.run_dir / "cache" / run.host
 
 
@@ -285,8 +297,8 @@ def _weigh(run: RankRun, kept: list[range], held: frozenset[int]) -> list[int]:
 def _read_rows(run: RankRun, name: str) -> tuple[Any, DataFacts]:
     from datasets import Dataset, concatenate_datasets
 
-    stems = [cache_dir(run) / f"{name}-{block}" for block in range(len(run.ranks))]
-    facts = _add_up([json.loads(stem.with_suffix(".json").read_text(encoding="utf-8")) for stem in stems])
+    stems = [cache_dir(run) / f"{name}-{block}" for block in range(_count_blocks(run))]
+    facts = _add_up([_read_facts(stem.with_suffix(".json")) for stem in stems])
     if not facts.kept:
         raise InputFileError(
             f"none of its {facts.examples} examples has anything to learn within {run.data.max_length} tokens",
@@ -294,6 +306,18 @@ def _read_rows(run: RankRun, name: str) -> tuple[Any, DataFacts]:
             fix="raise data.max_length",
         )
     return concatenate_datasets([Dataset.from_file(str(stem.with_suffix(".arrow"))) for stem in stems]), facts
+
+
+def _count_blocks(run: RankRun) -> int:
+    if not run.data.tokenized:
+        return len(run.ranks)
+    return int(json.loads((cache_dir(run) / SET).read_text(encoding="utf-8"))["blocks"])
+
+
+def _read_facts(path: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    del facts["lengths"]
+    return facts
 
 
 def _add_up(blocks: list[dict[str, Any]]) -> DataFacts:

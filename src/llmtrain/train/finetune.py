@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from trl import SFTConfig
 
 from llmtrain.errors import InputFileError
@@ -24,7 +24,7 @@ from llmtrain.train.crew import Crew
 from llmtrain.train.data import read_training_data, write_tokenized
 from llmtrain.train.lora import add_adapters, write_adapter
 from llmtrain.train.telemetry import Telemetry
-from llmtrain.train.templates import choose_template
+from llmtrain.train.templates import load_tokenizer
 from llmtrain.train.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def run(run: RankRun, place: Place, beat: Beat) -> None:
 
     tokenizer, template = load_tokenizer(run)
     beat.enter("data")
-    write_tokenized(run, place.local_rank, tokenizer, template, tick=lambda: beat.advance(0))
+    if run.data.tokenized is None:
+        write_tokenized(run, place.local_rank, tokenizer, template, tick=lambda: beat.advance(0))
     crew.wait()
     data = read_training_data(run)
     steps = count_steps(run, data.step_rows)
@@ -183,21 +184,6 @@ def _checkpointing_options(*, enabled: bool) -> dict[str, Any]:
 
 
 # --- loading ---------------------------------------------------------------------------------------------------
-
-
-def load_tokenizer(run: RankRun) -> tuple[Any, Template | None]:
-    """The model's tokenizer, with the chosen chat template set (None for plain text)."""
-    tokenizer = AutoTokenizer.from_pretrained(
-        run.model.path, trust_remote_code=run.model.trust_remote_code, local_files_only=True
-    )
-    if tokenizer.pad_token is None:
-        # Padding is masked out of attention and loss, so any token will do.
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
-    if run.data.format == "text":
-        return tokenizer, None
-    template = choose_template(run.data.chat_template, tokenizer)
-    tokenizer.chat_template = template.text
-    return tokenizer, template
 
 
 def load_model(run: RankRun) -> Any:

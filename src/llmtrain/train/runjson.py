@@ -47,6 +47,8 @@ class DataPart:
     """Share of the examples held out, or the path of a file of them, or nothing."""
     chat_template: str | None
     """Name of a template, or the path of one; None takes the model's own."""
+    tokenized: str | None
+    """Absolute path of the rows, tokenized beforehand; None where the ranks of each host do it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +215,7 @@ def _parse_run(document: dict[str, Any]) -> RankRun:
 
 def _with_sources(data: dict[str, Any]) -> dict[str, Any]:
     plain = {"path": data.get("path"), "format": data.get("format")}
-    return {**data, "sources": tuple(map(parse_source, data.get("sources") or [plain]))}
+    return {"tokenized": None, **data, "sources": tuple(map(parse_source, data.get("sources") or [plain]))}
 
 
 def _lora(values: dict[str, Any] | None) -> LoraPart | None:

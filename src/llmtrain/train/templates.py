@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.errors import InputFileError
+from llmtrain.spec.templates import refuse_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from llmtrain.train.runjson import RankRun
 
 DEFAULT = "chatml"
 
@@ -77,13 +79,26 @@ def choose_template(setting: str | None, tokenizer: Any) -> Template:
     if setting in NAMED:
         return Template(name=setting, text=NAMED[setting](tokenizer), reason="data.chat_template names it")
     if not Path(setting).is_file():
-        near = difflib.get_close_matches(setting, NAMED, n=1)
-        raise InputFileError(
-            f"data.chat_template: no such file and no such template: {setting}",
-            fix=f"did you mean {near[0]}?" if near else f"give the path of a Jinja file, or one of {', '.join(NAMED)}",
-        )
+        refuse_unknown(setting)
     try:
         text = Path(setting).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
         raise InputFileError(f"data.chat_template cannot be read: {problem}", where=setting) from None
     return Template(name=setting, text=text, reason="data.chat_template names it")
+
+
+def load_tokenizer(run: RankRun) -> tuple[Any, Template | None]:
+    """The model's tokenizer, with the chosen chat template set (None for plain text)."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        run.model.path, trust_remote_code=run.model.trust_remote_code, local_files_only=True
+    )
+    if tokenizer.pad_token is None:
+        # Padding is masked out of attention and loss, so any token will do.
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    if run.data.format == "text":
+        return tokenizer, None
+    template = choose_template(run.data.chat_template, tokenizer)
+    tokenizer.chat_template = template.text
+    return tokenizer, template
