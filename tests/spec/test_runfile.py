@@ -148,3 +148,19 @@ def test_set_reaches_every_key(tmp_path):
     assert spec.env == {"X": "y"}
     assert spec.setup == ("module load cuda",)
     assert spec.per_host["a"].python == "/p"
+
+
+def test_the_sync_block_takes_paths_of_its_folder_and_refuses_what_is_no_rate(tmp_path):
+    """Relative paths refer to the file's folder, in --set to the current one; a bad value is placed by line."""
+    file = tmp_path / "conf/run.yaml"
+    file.parent.mkdir()
+    file.write_text("sync: {environment: same, paths: [lib, /abs], rate: 800mbit}\n")
+    spec = read_run(str(file), folder=tmp_path)
+    assert spec.sync.paths == (str(tmp_path / "conf/lib"), "/abs")
+    assert (spec.sync.model, spec.sync.environment) == ("missing", "same")
+    again = read_run(str(file), folder=tmp_path, sets=("sync.paths=[other]",))
+    assert again.sync.paths == (str(tmp_path / "other"),)
+    file.write_text("name: x\nsync:\n  rate: fast\n")
+    with pytest.raises(InputFileError, match="not a rate") as caught:
+        read_run(str(file), folder=tmp_path)
+    assert caught.value.where == f"{file}:3"

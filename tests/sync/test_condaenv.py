@@ -15,6 +15,7 @@ from tests.sync.test_faults import SOURCE
 
 from llmtrain.errors import InputFileError, UsageError
 from llmtrain.sync.condaenv import prepare_environment, read_environment
+from llmtrain.sync.place import users_of
 from llmtrain.sync.relocate import MAX_SHEBANG, replace_binary, replace_text
 
 
@@ -102,7 +103,7 @@ def say(lab, *argv: str) -> str:
 
 
 def test_a_venv_goes_with_the_interpreter_it_was_made_from(lab3, tmp_path):
-    """On hosts that had neither, the venv starts, its script runs, and a second sync sends nothing."""
+    """On hosts that had neither it starts, its script runs, a second sync sends nothing; relocated it works as well."""
     copy_python(tmp_path / "base")
     venv = tmp_path / "venv"
     subprocess.run([tmp_path / "base/bin/python", "-m", "venv", "--without-pip", venv], check=True)
@@ -116,6 +117,8 @@ def test_a_venv_goes_with_the_interpreter_it_was_made_from(lab3, tmp_path):
     assert "start" in report["hosts"][0]["note"]
     again = sync_env(lab3, venv)
     assert [host["bytes_sent"] for host in again["hosts"]] == [0, 0, 0]
+    assert sync_env(lab3, venv, "--dest", "/data/moved", "--relocate")["ok"]
+    assert say(lab3, "/data/moved/bin/hello") == "/data/moved"
 
 
 def test_a_uv_environment_goes_with_its_interpreter_by_the_name_uv_calls_it(lab3, tmp_path):
@@ -133,6 +136,17 @@ def test_a_uv_environment_goes_with_its_interpreter_by_the_name_uv_calls_it(lab3
     assert say(lab3, str(tmp_path / "uv/bin/frompip")) == "from pip"
     assert say(lab3, "head", "-1", str(tmp_path / "uv/bin/frompip")) == f"#!{tmp_path}/uv/bin/python"
     assert read_environment(tmp_path / "uv").kind == "uv"
+
+
+def test_a_process_of_a_venv_is_seen_although_its_program_is_a_link(tmp_path):
+    """What it has mapped belongs to the interpreter the venv was made from; the name it was started under tells."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    argv = [tmp_path / "venv/bin/python", "-I", "-S", "-c", "print(1, flush=True); input()"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        assert [text.split()[0] for text in users_of(str(tmp_path / "venv"))] == [str(process.pid)]
+        process.communicate(b"\n")
+    assert users_of(str(tmp_path / "venv")) == []
 
 
 def test_an_environment_in_use_is_not_swapped(lab3, tmp_path):

@@ -24,7 +24,7 @@ from llmtrain.launch.lineage import software_of
 from llmtrain.launch.prepare import LaunchPlan, plan_launch
 from llmtrain.launch.project import examine_output, send_code
 from llmtrain.launch.rundir import RunDir, create_run_dir, new_run_id, write_private, write_record
-from llmtrain.launch.stage import copy_missing, remove, remove_scratch, stage, tree_bytes
+from llmtrain.launch.stage import copy_missing, remove, remove_scratch, stage
 from llmtrain.launch.supply import Agree, settle_replacements, supply_environment
 from llmtrain.launch.verdict import Outcome
 from llmtrain.launch.watch import Watch
@@ -113,7 +113,7 @@ def _carry_out(ready: Prepared, fleet: Fleet, tell: Tell, asked: _Asked) -> Outc
     tell("run_dir", {"path": str(run_dir.path)})
     watch = Watch(plan, fleet, run_dir, tell)
     try:
-        _copy(ready, fleet, tell)
+        copy_missing(plan, fleet, tell)
         stage(plan, fleet)
         if plan.own_script:
             send_code(plan, fleet)
@@ -147,18 +147,6 @@ def _write_failed_start(run_dir: RunDir, error: LlmtrainError) -> None:
         ok=False, exit_code=error.exit_code, run_dir=str(run_dir.path), reason=error.error, first_failure=failure
     )
     write_record(run_dir.outcome, outcome.to_json())
-
-
-def _copy(ready: Prepared, fleet: Fleet, tell: Tell) -> None:
-    sizes = {path: tree_bytes(path) for _, path in ready.plan.copies}
-
-    def progress(host: str, path: str, sent: int) -> None:
-        tell("copy", {"host": host, "path": path, "sent": sent, "total": sizes[path]})
-
-    def wait(host: str, path: str) -> None:
-        tell("copy_wait", {"host": host, "path": path})
-
-    copy_missing(ready.plan, fleet, progress, wait)
 
 
 def _train(ready: Prepared, fleet: Fleet, watch: Watch, run_dir: RunDir, tell: Tell, asked: _Asked) -> Outcome:

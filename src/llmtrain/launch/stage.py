@@ -25,12 +25,16 @@ if TYPE_CHECKING:
 
     from llmtrain.launch.prepare import HostPlan, LaunchPlan
 
+    Tell = Callable[[str, dict[str, Any]], None]
+
 STAGED = ("__init__.py", "errors.py", "process.py", "spec", "train")
 """Parts of this package that the ranks need."""
 BLOCK = 1 << 20
 BUSY_S = 6 * 3600.0
 """As long as another launch may bring a large model to the same place."""
 BUSY_PAUSE_S = 2.0
+TROUBLE = frozenset({"way", "moved", "trouble", "failed"})
+"""What a launch shows of a copy besides how far it is."""
 SSH_FAILED = 255
 """What OpenSSH ends with if the connection failed; programs on the host end with less."""
 
@@ -106,14 +110,13 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
     tar.addfile(info, io.BytesIO(data))
 
 
-def copy_missing(plan: LaunchPlan, fleet: Fleet, tell: _Tell, wait: Callable[[str, str], None]) -> None:
+def copy_missing(plan: LaunchPlan, fleet: Fleet, tell: Tell) -> None:
     """Bring model and data to the hosts that lack them, along a chain: N hosts take about as long as one.
 
     Args:
         plan: the run.
         fleet: its hosts.
-        tell: called with host, path and bytes that arrived.
-        wait: called once with host and path where another launch is bringing the same.
+        tell: called for everything a person would want to see.
 
     Raises:
         SyncError: a copy failed; nothing incomplete has the final name.
@@ -123,10 +126,10 @@ def copy_missing(plan: LaunchPlan, fleet: Fleet, tell: _Tell, wait: Callable[[st
         def copy(hosts: tuple[str, ...], path: str = path) -> SyncReport:
             return _copy_to(hosts, path, plan, fleet, tell)
 
-        def say(host: str, path: str = path) -> None:
-            wait(host, path)
+        def wait(host: str, path: str = path) -> None:
+            tell("copy_wait", {"host": host, "path": path})
 
-        sync_in_turn(tuple(host for host, lacking in plan.copies if lacking == path), copy, say)
+        sync_in_turn(tuple(host for host, lacking in plan.copies if lacking == path), copy, wait)
 
 
 def sync_in_turn(
@@ -160,7 +163,7 @@ def sync_in_turn(
         time.sleep(BUSY_PAUSE_S)
 
 
-def _copy_to(hosts: tuple[str, ...], path: str, plan: LaunchPlan, fleet: Fleet, tell: _Tell) -> SyncReport:
+def _copy_to(hosts: tuple[str, ...], path: str, plan: LaunchPlan, fleet: Fleet, tell: Tell) -> SyncReport:
     own = {host.name: host for host in plan.hosts}
     request = SyncRequest(
         path=path,
@@ -172,19 +175,18 @@ def _copy_to(hosts: tuple[str, ...], path: str, plan: LaunchPlan, fleet: Fleet, 
         addresses={host: own[host].address for host in hosts},
         pythons={host: own[host].python for host in hosts},
     )
+    wanted: dict[str, int] = {}
 
     def show(what: str, values: dict[str, Any]) -> None:
-        if what == "progress":
-            tell(values["host"], path, values["received"])
+        if what == "planned":
+            wanted.update(values["hosts"])
+        elif what == "progress":
+            host = values["host"]
+            tell("copy", {"host": host, "path": path, "sent": values["received"], "total": wanted.get(host, 0)})
+        elif what in TROUBLE:
+            tell("sync", {"what": what, "values": values})
 
     return run_sync(request, fleet, show)
-
-
-def tree_bytes(path: str) -> int:
-    """Bytes of a file, or of all files of a folder."""
-    if os.path.isfile(path):  # noqa: PTH113  a str all the way
-        return Path(path).stat().st_size
-    return sum(entry.stat().st_size for entry in Path(path).rglob("*") if entry.is_file())
 
 
 def send_tree(source: str, fleet: Fleet, host: str, target: str, tell: Callable[[int], None]) -> None:
@@ -344,7 +346,3 @@ def remove_scratch(plan: LaunchPlan, fleet: Fleet) -> None:
     if plan.scratch:
         command = Command(argv=("rm", "-rf", "--", *plan.scratch), timeout_s=120)
         run_on_all([host.name for host in plan.hosts], lambda name: fleet[name].run(command))
-
-
-if TYPE_CHECKING:
-    _Tell = Callable[[str, str, int], None]

@@ -270,7 +270,7 @@ def remove(path: str) -> None:
 
 
 def users_of(prefix: str) -> List[str]:
-    """Processes whose program, folder or mapped files lie below a prefix."""
+    """Processes whose program, by the name it was started under, whose folder or mapped files lie below a prefix."""
     found = []
     inside = os.fsencode(prefix.rstrip("/")) + b"/"
     for pid in os.listdir("/proc"):
@@ -281,6 +281,9 @@ def users_of(prefix: str) -> List[str]:
                 busy = inside in stream.read()
             if not busy:
                 busy = os.fsencode(os.readlink("/proc/%s/cwd" % pid) + "/").startswith(inside)
+            if not busy:  # the program of a venv is a link, and what is mapped lies elsewhere
+                with open("/proc/%s/cmdline" % pid, "rb") as stream:
+                    busy = stream.read(4096).startswith(inside)
             with open("/proc/%s/comm" % pid) as stream:
                 name = stream.read().strip()
         except (OSError, ValueError):
