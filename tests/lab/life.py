@@ -75,7 +75,8 @@ def start_pid1(config: Path, log: int) -> subprocess.Popen[bytes]:
     """Boot a host; returns when it says it is ready."""
     ready, ready_child = os.pipe()
     argv = [shutil.which("unshare") or "unshare", *NAMESPACES, "--fork", "--kill-child", "--propagation", "private"]
-    argv += [sys.executable, "-I", "-S", str(NODE_PROGRAM), str(config), str(ready_child)]
+    # By its real name: on the host it must not look like a process of the environment that these tests run in.
+    argv += [os.path.realpath(sys.executable), "-I", "-S", str(NODE_PROGRAM), str(config), str(ready_child)]
     streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
     try:
         # not the caller's environment: programs on the host could read it in /proc/1

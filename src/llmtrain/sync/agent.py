@@ -177,7 +177,7 @@ class Dest(Agent):
             "free_inodes": stat.f_favail if stat.f_files else 1 << 40,
             "exists": os.path.lexists(self.place.dest),
             "made": bool(self.place.record().get("made")),
-            "users": users_of(self.place.dest) if self.hello["guard"] else [],
+            "users": users_of(self.place.dest) if self.hello["guard"] and os.path.exists(self.place.dest) else [],
             "generations": len(self.place.generations()),
             "dest": self.place.dest,
         }
@@ -291,7 +291,7 @@ class Dest(Agent):
 
     def commit(self, message: Json) -> Json:
         """Give the new tree its name."""
-        if self.hello["guard"] and not message["force"]:
+        if self.hello["guard"] and not message["force"] and os.path.exists(self.place.dest):
             users = users_of(self.place.dest)
             if users:
                 raise TreeError("in use by %s; stop it, or --force" % ", ".join(users[:5]), self.place.dest)
