@@ -40,6 +40,7 @@ LIBRARIES = {
     "paramiko": ("cluster/ssh.py",),
     "subprocess": (
         "cluster/",
+        "sync/hop.py",
         "launch/execute.py",
         "launch/stage.py",
         "launch/smoke.py",

@@ -20,7 +20,9 @@ Dest = Annotated[str | None, typer.Option("--dest", metavar="PATH", help="Where 
 Exclude = Annotated[list[str] | None, typer.Option("--exclude", metavar="PATTERN", help="Names that do not travel.")]
 Delete = Annotated[bool, typer.Option("--delete", help="Remove what only the destination has.")]
 Rate = Annotated[str | None, typer.Option("--rate", metavar="LIMIT", help="At most this, such as 100M or 800mbit.")]
-Way = Annotated[Literal["auto", "tls", "star"], typer.Option("--transport", help="How bytes travel between hosts.")]
+Way = Annotated[
+    Literal["auto", "tls", "ssh-hop", "star"], typer.Option("--transport", help="How bytes travel between hosts.")
+]
 Checksum = Annotated[bool, typer.Option("--checksum", help="Read all files again; trust no size and time.")]
 Keep = Annotated[int, typer.Option("--keep", metavar="N", min=0, help="Old trees kept for --rollback.")]
 Rollback = Annotated[bool, typer.Option("--rollback", help="Bring the last old tree back, on all hosts.")]

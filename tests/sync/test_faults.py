@@ -224,14 +224,34 @@ def test_a_slow_host_moves_to_the_tail(bench):
     assert bench.states() == [NEW] * 3
 
 
-def test_hosts_that_cannot_reach_each_other_are_fed_through_the_head(bench):
-    """With only sshd's port open everything goes through SSH, a host that is open stays direct, and both are said."""
-    for host in ("head", "node1", "node3"):
+def test_hosts_with_only_sshd_open_are_fed_through_it(bench):
+    """One copy leaves the head, host to host through sshd; the key for it is gone afterwards, `star` sends one each."""
+    for host in ("head", "node1", "node2"):
         bench.lab.firewall(host, [22])
     for host in bench.lab.nodes:
         bench.lab.rate(host, None)
+    keys = [bench.lab.read(host, "/root/.ssh/authorized_keys") for host in bench.lab.nodes]
     report = bench.finish(bench.start())
     assert report["ok"], report
-    assert "leave the source through SSH" in " ".join(report["warnings"])
-    assert report["head_bytes_sent"] > 2 * TOTAL
+    assert "node2, node3 receive through the sshd of the host before" in " ".join(report["warnings"])
+    assert report["head_bytes_sent"] < 1.1 * TOTAL
     assert bench.states() == [NEW] * 3
+    assert [bench.lab.read(host, "/root/.ssh/authorized_keys") for host in bench.lab.nodes] == keys
+    for host in bench.lab.nodes:
+        bench.lab.run(host, ["sh", "-c", f"rm -rf {PLACE} /data/.tree.llmtrain"])
+    star = bench.finish(bench.start("--transport", "star"))
+    assert star["ok"], star
+    assert star["head_bytes_sent"] > 2.9 * TOTAL
+    assert bench.states() == [NEW] * 3
+
+
+def test_a_host_that_dies_between_ssh_hops_is_passed_by(bench):
+    """Its successor goes on through the sshd of the one before, and if nobody is before it through the head."""
+    for host in bench.lab.names:
+        bench.lab.firewall(host, [22])
+    with bench.halfway("node2", "--transport", "ssh-hop") as process:
+        bench.lab.power_cut("node1")
+        report = bench.finish(process)
+    bench.lab.boot("node1")
+    assert report["code"] == 7
+    assert bench.states() == [OLD, NEW, NEW]

@@ -6,9 +6,7 @@ Nothing of it stays: no daemon, no open port, no key.
 """
 
 import base64
-import fcntl
 import os
-import socket
 import struct
 import sys
 import threading
@@ -21,6 +19,7 @@ from typing import Any, List, Optional
 from llmtrain.sync import finish
 from llmtrain.sync.blocks import SourceReader
 from llmtrain.sync.build import Builder
+from llmtrain.sync.hop import Hop, allow, forbid, own_address, own_sshd
 from llmtrain.sync.manifest import (
     HASHED_AT_ONCE,
     Cache,
@@ -35,7 +34,8 @@ from llmtrain.sync.manifest import (
     root_digest,
 )
 from llmtrain.sync.place import Place, users_of
-from llmtrain.sync.relay import BEAT_S, Bucket, Json, Puller, Server, Stream, make_contexts, reachable
+from llmtrain.sync.relay import BEAT_S, Bucket, Json, Puller, Server, Stream
+from llmtrain.sync.sockets import make_contexts, reachable
 
 SILENCE_S = 40.0
 LENGTH = struct.Struct(">I")
@@ -85,7 +85,7 @@ class Agent:
         self.server.note = self.fail
         if message.get("rate"):
             self.server.bucket = Bucket(message["rate"])
-        return {"address": address, "port": self.server.port}
+        return {"address": address, "port": self.server.port, "ssh": own_sshd()}
 
     def fail(self, error: BaseException) -> None:
         """Tell why this is the end."""
@@ -99,7 +99,11 @@ class Agent:
 
     def beat(self) -> Json:
         """What to tell twice a second."""
-        return {"sent": self.server.sent if self.server else 0, "refused": self.server.refused if self.server else 0}
+        sent, refused = (self.server.sent, self.server.refused) if self.server else (0, 0)
+        return {"sent": sent, "refused": refused, "cpu_s": time.process_time()}
+
+    def forget(self) -> None:
+        """Take away what only this sync needed."""
 
 
 class Source(Agent):
@@ -161,6 +165,9 @@ class Source(Agent):
 
 class Dest(Agent):
     """A host that gets the tree."""
+
+    hopping = ""
+    way = None  # type: Optional[Hop]
 
     def open(self, _message: Json) -> Json:
         """Look at the destination."""
@@ -261,12 +268,21 @@ class Dest(Agent):
 
     def reach(self, message: Json) -> Json:
         """Which of these can be connected to."""
-        return {"hosts": reachable(message["peers"])}
+        return {"open": reachable(message["places"])}
+
+    def hop(self, message: Json) -> Json:
+        """Others may come in through sshd, to the port of this agent only, and this agent may do so with them."""
+        assert self.server is not None
+        self.hopping = message["sync"]
+        allow(message["public"], message["sources"], "%s:%d" % self.server.sock.getsockname(), self.hopping)
+        self.way = Hop(message["private"])
+        return {}
 
     def pull(self, message: Json) -> None:
         """Fetch from these peers, best first; finish when everything is here."""
         assert self.puller is not None
         first = not self.puller.peers
+        self.puller.hop = self.way
         self.puller.start(message["peers"])
         if first:
             threading.Thread(target=self._wait, daemon=True).start()
@@ -306,6 +322,13 @@ class Dest(Agent):
         self.place.lock()
         return self.place.rollback()
 
+    def forget(self) -> None:
+        """The mark, and the key that may come in."""
+        if self.hopping:
+            forbid(self.hopping)
+        if hasattr(self, "place"):
+            self.place.drop_token(self.hello["token"])
+
     def beat(self) -> Json:
         """How far this host is."""
         values = super().beat()
@@ -319,21 +342,6 @@ class Dest(Agent):
                 events=events,
             )
         return values
-
-
-def own_address(network: Optional[str], toward: Optional[str]) -> str:
-    """This host's address: on a network or interface that is named, else where SSH came in, else toward a host."""
-    if network and "/" not in network:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            found = fcntl.ioctl(sock.fileno(), 0x8915, struct.pack("256s", network.encode()[:15]))
-            return socket.inet_ntoa(found[20:24])
-    words = os.environ.get("SSH_CONNECTION", "").split()
-    if not network and len(words) == 4 and ":" not in words[2]:
-        return words[2]
-    goal = network.split("/")[0] if network else toward or "127.0.0.1"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.connect((goal, 9))
-        return str(sock.getsockname()[0])
 
 
 def hex_name(path: str) -> str:
@@ -350,9 +358,18 @@ def keep_time(wire: Wire, agent: Agent) -> None:
         try:
             wire.send("beat", **agent.beat())
         except (OSError, ValueError):
-            os._exit(0)
+            leave(agent)
         if time.monotonic() - wire.heard > SILENCE_S:
-            os._exit(0)
+            leave(agent)
+
+
+def leave(agent: Optional[Agent]) -> None:
+    """End, and leave nothing that opens a door."""
+    try:
+        if agent is not None:
+            agent.forget()
+    finally:
+        os._exit(0)
 
 
 def main() -> None:
@@ -381,6 +398,4 @@ def main() -> None:
             wire.send("error", error=traceback.format_exc(), bug=True)
         wire.receive()
     finally:
-        if isinstance(agent, Dest) and hasattr(agent, "place"):
-            agent.place.drop_token(hello["token"])
-        os._exit(0)
+        leave(agent)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import NameOID
 
 if TYPE_CHECKING:
@@ -53,6 +53,16 @@ def make_certificates(names: Sequence[str]) -> dict[str, dict[str, str]]:
             "key": key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()).decode(),
         }
     return found
+
+
+def make_hop_key() -> tuple[str, str]:
+    """A key pair for the SSH hops of one sync, as OpenSSH writes them: (private, public)."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return private.decode(), public.decode()
 
 
 def _name(text: str) -> x509.Name:

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrain.sync.request import SOURCE
 from llmtrain.sync.topology import choose_slow, is_behind
-from llmtrain.sync.ways import STAR_AT_ONCE
+from llmtrain.sync.ways import STAR_AT_ONCE, Ways
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from llmtrain.cluster.tunnel import Tunnel
     from llmtrain.sync.links import AgentLink
     from llmtrain.sync.request import SyncRequest
     from llmtrain.sync.topology import ChunkPlan
-    from llmtrain.sync.ways import Ways
 
 TEND_S = 0.5
 PAUSE_S = 5.0
@@ -42,7 +41,8 @@ class Chain:
         self.last: dict[str, dict[str, Any]] = {}
         self.slow: list[str] = []
         self.begun = time.monotonic()
-        self._tunnels: Mapping[str, Tunnel] = {}
+        self._ways = Ways(chain=(), direct=(), star=())
+        self._tunnel: Callable[[str], Tunnel | None] = lambda _name: None
         self._queue: list[str] = []
         self._fed: set[str] = set()
         self._where: dict[str, dict[str, Any]] = {}
@@ -57,11 +57,20 @@ class Chain:
         """Take the addresses of all agents."""
         self._where = dict(listening)
 
-    def begin(self, ways: Ways, tunnels: Mapping[str, Tunnel]) -> None:
-        """Everybody starts to pull; of those fed through the head only a few at once."""
+    def where(self, name: str) -> dict[str, Any]:
+        """Address and port of a member, and where its sshd is."""
+        return self._where[name]
+
+    def begin(self, ways: Ways, tunnel: Callable[[str], Tunnel | None]) -> None:
+        """Everybody starts to pull; of those fed through the head only a few at once.
+
+        Args:
+            ways: who is fed how.
+            tunnel: opens a way from a host back to the source, or fails that host.
+        """
         self.begun = time.monotonic()
         self.order = list(ways.chain)
-        self._tunnels = tunnels
+        self._ways, self._tunnel = ways, tunnel
         self._queue = list(ways.star)
         self._connect()
         for name in ways.direct:
@@ -72,8 +81,12 @@ class Chain:
         while self._queue and len(self._fed) < STAR_AT_ONCE:
             name = self._queue.pop(0)
             self._fed.add(name)
-            peer = {**self.peer(SOURCE), "address": "127.0.0.1", "port": self._tunnels[name].port}
-            self.links[name].send("pull", peers=[peer])
+            if (peer := self._through_head(name)) is not None:
+                self.links[name].send("pull", peers=[peer])
+
+    def _through_head(self, name: str) -> dict[str, Any] | None:
+        tunnel = self._tunnel(name)
+        return None if tunnel is None else {**self.peer(SOURCE), "address": "127.0.0.1", "port": tunnel.port}
 
     def drop(self, name: str) -> None:
         """Close the gap a failed host leaves."""
@@ -94,11 +107,25 @@ class Chain:
         return [*reversed(self.order[: self.order.index(name)]), SOURCE]
 
     def _connect(self) -> None:
-        for name in self.order:
+        for name in list(self.order):
+            if name not in self.order:
+                continue  # it failed just now, when a way to it was opened
             peers = self.peers(name)
             if self._sent.get(name) != peers:
                 self._sent[name] = peers
-                self.links[name].send("pull", peers=[self.peer(one) for one in peers])
+                if found := [one for one in (self._way(name, peer) for peer in peers) if one is not None]:
+                    self.links[name].send("pull", peers=found)
+
+    def _way(self, name: str, to: str) -> dict[str, Any] | None:
+        """How a host gets to a peer; to the source through the head only if nobody else is before it."""
+        if to == SOURCE and name in self._ways.away:
+            return self._through_head(name) if self.order[0] == name else None
+        peer = self.peer(to)
+        if to in self._ways.hops.get(name, ()):
+            if self._where[to].get("ssh") is None:
+                return None
+            peer["ssh"] = self._where[to]["ssh"]
+        return peer
 
     def peer(self, name: str) -> dict[str, Any]:
         """Where a member listens."""

@@ -6,19 +6,20 @@ Everything happens in one loop over one queue of messages; a host that fails is 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from itertools import pairwise
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.cluster.fleet import run_on_all
 from llmtrain.cluster.local import LocalTransport
 from llmtrain.cluster.tunnel import Tunnel
+from llmtrain.errors import LlmtrainError
+from llmtrain.sync.certs import make_hop_key
 from llmtrain.sync.chain import Chain
 from llmtrain.sync.crew import Crew, SourceError, Tell
 from llmtrain.sync.manifest import load
 from llmtrain.sync.request import SOURCE, SyncReport, SyncRequest
 from llmtrain.sync.topology import ChunkPlan, plan_chunks
-from llmtrain.sync.ways import WAYS, Ways, choose_ways, render_ways
+from llmtrain.sync.ways import LOOK_BACK, STAR_AT_ONCE, Reach, Ways, choose_ways, render_ways
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -185,9 +186,11 @@ class Sync(Crew):
             self.links[name].send("start", chunks=plan.chunks, needed=plan.needed[name])
         self.links[SOURCE].send("start", chunks=plan.chunks)
         self._gather("start", [SOURCE, *self.active])
-        self._open_tunnels(ways)
-        ways = replace(ways, **{key: tuple(n for n in getattr(ways, key) if n in self.active) for key in WAYS})
-        self.chain.begin(ways, self.tunnels)
+        if ways.hopping:
+            self._open_hops(ways)
+        ways = ways.without(set(self.request.hosts) - set(self.active))
+        run_on_all([*ways.star[:STAR_AT_ONCE], *(set(ways.chain[:1]) & ways.away)], self._open_tunnel)
+        self.chain.begin(ways, self._open_tunnel)
         begun = time.monotonic()
         waiting = set(self.active)
         while waiting & set(self.active):
@@ -200,32 +203,55 @@ class Sync(Crew):
             self.report.transfer_seconds = max(self.finished_at.values()) - begun
 
     def _choose_ways(self) -> Ways:
-        assert self.chain is not None  # noqa: S101  made just before
-        reach: dict[str, list[str]] = {}
-        if self.request.transport != "star":
-            for before, name in pairwise([SOURCE, *self.active]):
-                peers = [self.chain.peer(one) for one in dict.fromkeys((before, SOURCE))]
-                self.links[name].send("reach", peers=peers)
-            reach = {name: answer["hosts"] for name, answer in self._gather("reach", self.active).items()}
-        ways = choose_ways(self.active, reach, self.request.transport)
+        reach = self._examine_reach() if self.request.transport != "star" else {}
+        ways = choose_ways([name for name in self.active if name in reach or not reach], reach, self.request.transport)
         if ways.star and self.request.transport == "tls":
             for name in ways.star:
                 self._fail(
                     name, "cannot be reached for TLS on the ports of the sync; --transport auto goes through SSH"
                 )
-        elif ways.star or ways.direct:
-            text = render_ways(ways, self.request.ports, self.report.total_bytes)
+        elif text := render_ways(ways, self.request.ports, self.report.total_bytes):
             self.report.warnings.append(text)
             self.tell("way", {"text": text})
         return ways
 
-    def _open_tunnels(self, ways: Ways) -> None:
-        where = self.chain.peer(SOURCE) if self.chain is not None else {}
-        names = [name for name in ways.star if name in self.active]
-        results = run_on_all(names, lambda name: Tunnel(name, where["address"], where["port"]))
-        self.tunnels = results.good
-        for name, error in results.failed.items():
-            self._fail(name, error.error)
+    def _examine_reach(self) -> dict[str, Reach]:
+        assert self.chain is not None  # noqa: S101  made just before
+        peers: dict[str, list[str]] = {}
+        for at, name in enumerate(self.active):
+            peers[name] = [SOURCE, *reversed(self.active[max(0, at - LOOK_BACK) : at])]
+            where = [self.chain.where(one) for one in peers[name]]
+            places = [[one["address"], one["port"]] for one in where]
+            places += [[ssh["address"], ssh["port"]] for one in where if (ssh := one.get("ssh"))]
+            self.links[name].send("reach", places=places)
+        found = {}
+        for name, answer in self._gather("reach", self.active).items():
+            sshd = [one for one in peers[name] if self.chain.where(one).get("ssh")]
+            count = len(peers[name])
+            found[name] = Reach(
+                tls=tuple(compress(peers[name], answer["open"][:count])),
+                ssh=tuple(one for one in compress(sshd, answer["open"][count:]) if one != SOURCE),
+            )
+        return found
+
+    def _open_hops(self, ways: Ways) -> None:
+        """Give the hosts a key for this sync that opens one port of each other, and nothing else."""
+        assert self.chain is not None  # noqa: S101  made just before
+        private, public = make_hop_key()
+        where = [self.chain.where(name) for name in ways.chain]
+        sources = {one["address"] for one in where} | {one["ssh"]["address"] for one in where if one.get("ssh")}
+        sync = self._names[SOURCE].split(".")[1]
+        self._ask("hop", ways.chain, private=private, public=public, sources=sorted(sources), sync=sync)
+
+    def _open_tunnel(self, name: str) -> Tunnel | None:
+        """A way for a host back to the source; None if there is none, and the host has failed."""
+        if name not in self.tunnels and self.chain is not None:
+            where = self.chain.where(SOURCE)
+            try:
+                self.tunnels[name] = Tunnel(name, where["address"], where["port"])
+            except LlmtrainError as error:
+                self._fail(name, error.error)
+        return self.tunnels.get(name)
 
     def _ask_listen(self) -> dict[str, dict[str, Any]]:
         request = self.request

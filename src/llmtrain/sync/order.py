@@ -38,7 +38,7 @@ class SyncOptions:
     """``--delete``."""
     rate: str | None = None
     """``--rate``."""
-    transport: Literal["auto", "tls", "star"] = "auto"
+    transport: Literal["auto", "tls", "ssh-hop", "star"] = "auto"
     """``--transport``."""
     checksum: bool = False
     """``--checksum``."""

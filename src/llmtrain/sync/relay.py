@@ -9,7 +9,6 @@ disk or memory on the way is noticed by the next one.
 import collections
 import contextlib
 import json
-import os
 import socket
 import ssl
 import struct
@@ -17,13 +16,14 @@ import threading
 import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
+from llmtrain.sync.hop import Hop
 from llmtrain.sync.manifest import MIB, Entry, TreeError, block_size
+from llmtrain.sync.sockets import connect, listen, receive
 
 HEADER = struct.Struct(">BIQ")
 DATA, WAIT = 1, 2
 RING_BYTES = 32 * MIB
 STALL_S = 2.5
-CONNECT_S = 2.5
 SEND_S = 30.0
 BEAT_S = 0.5
 PIECE = 256 * 1024
@@ -101,39 +101,6 @@ class Bucket:
             time.sleep(pause)
 
 
-def make_contexts(pem: Json) -> Tuple[ssl.SSLContext, ssl.SSLContext]:
-    """TLS for serving and for pulling; only members of this one sync can speak to each other.
-
-    The private key is never a named file: the kernel's memory file, or an unlinked one in memory, holds it.
-    """
-    contexts = []
-    for purpose in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
-        context = ssl.SSLContext(purpose)
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(cadata=pem["ca"])
-        with _memory_file((pem["cert"] + pem["key"]).encode()) as path:
-            context.load_cert_chain(path)
-        contexts.append(context)
-    return contexts[0], contexts[1]
-
-
-@contextlib.contextmanager
-def _memory_file(content: bytes) -> Iterator[str]:
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("llmtrain")
-    else:
-        import tempfile
-
-        fd, name = tempfile.mkstemp(dir="/dev/shm")
-        os.unlink(name)
-    try:
-        os.write(fd, content)
-        yield "/proc/self/fd/%d" % fd
-    finally:
-        os.ftruncate(fd, 0)
-        os.close(fd)
-
-
 class Server:
     """Hands chunks to the hosts that ask."""
 
@@ -200,6 +167,7 @@ class Server:
                 self._send(conn, HEADER.pack(DATA, chunk, sum(map(len, frame))), frame)
 
     def _send(self, conn: ssl.SSLSocket, header: bytes, frame: List[Bytes]) -> None:
+        conn.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)  # or every record of 16 KiB ends in a short packet
         conn.sendall(header)
         step = PIECE if self.bucket else 4 * MIB
         for part in frame:
@@ -209,29 +177,13 @@ class Server:
                 if self.bucket:
                     self.bucket.take(len(piece))
                 conn.sendall(piece)
+        conn.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
         with self._lock:
             self.sent += len(header) + sum(map(len, frame))
 
     def close(self) -> None:
         """Stop listening."""
         self.sock.close()
-
-
-def listen(address: str, ports: Tuple[int, int]) -> socket.socket:
-    """A listening socket on a port of the range; on any port if the range is (0, 0)."""
-    import random
-
-    choices = random.sample(range(ports[0], ports[1] + 1), min(200, ports[1] - ports[0] + 1))
-    for port in choices:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            sock.bind((address, port))
-            sock.listen(64)
-            return sock
-        except OSError as error:
-            sock.close()
-            problem = error
-    raise TreeError("no free port from %d to %d (%s)" % (ports[0], ports[1], problem.strerror))
 
 
 class Puller:
@@ -244,6 +196,7 @@ class Puller:
         self.left = len(needed)
         self.take = take
         self.peers = []  # type: List[Json]
+        self.hop = None  # type: Optional[Hop]
         self.current = ""
         self.received = 0
         self.events = []  # type: List[Json]
@@ -301,7 +254,7 @@ class Puller:
             time.sleep(0.05 if self._turn < 2 * len(peers) else 1.0)
 
     def _pull(self, peer: Json, version: int) -> None:
-        with contextlib.closing(connect(self.context, peer)) as conn:
+        with contextlib.closing(connect(self.context, peer, self.hop)) as conn:
             conn.settimeout(SEND_S)
             conn.sendall(json.dumps({"ranges": self.missing()}).encode() + b"\n")
             conn.settimeout(STALL_S)
@@ -318,46 +271,6 @@ class Puller:
                     self.left -= self.take(chunk, frame)
                 if version != self._version and self.peers[0]["host"] != peer["host"]:
                     return
-
-
-def connect(context: ssl.SSLContext, peer: Json) -> ssl.SSLSocket:
-    """A TLS connection to a peer, whose certificate must carry its name in this sync."""
-    raw = socket.create_connection((peer["address"], peer["port"]), timeout=CONNECT_S)
-    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    try:
-        return context.wrap_socket(raw, server_hostname=peer["name"])
-    except BaseException:  # whatever it is goes on; only the socket must not leak
-        raw.close()
-        raise
-
-
-def reachable(peers: List[Json]) -> List[str]:
-    """Names of the peers that accept a connection."""
-    found = []  # type: List[str]
-
-    def knock(peer: Json) -> None:
-        try:
-            socket.create_connection((peer["address"], peer["port"]), timeout=CONNECT_S).close()
-            found.append(peer["host"])
-        except OSError:
-            pass
-
-    threads = [threading.Thread(target=knock, args=(peer,)) for peer in peers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
-
-
-def receive(conn: ssl.SSLSocket, view: memoryview) -> None:
-    """Fill the buffer."""
-    at = 0
-    while at < len(view):
-        count = conn.recv_into(view[at:])
-        if not count:
-            raise ConnectionError("the connection closed")
-        at += count
 
 
 def ranges(numbers: Any) -> List[List[int]]:

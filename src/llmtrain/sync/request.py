@@ -42,7 +42,7 @@ class SyncRequest:
     """Bytes per second that leave the source, and so travel along the chain."""
     keep: int = 1
     """Old generations kept for ``--rollback``."""
-    transport: Literal["auto", "tls", "star"] = "auto"
+    transport: Literal["auto", "tls", "ssh-hop", "star"] = "auto"
     """How bytes travel between hosts."""
     network: str | None = None
     """Subnet or interface for the bytes; the one SSH uses if not given."""
