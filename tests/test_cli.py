@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from llmtrain import cli
+from llmtrain.cli_groups import GROUPS, OTHERS
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -266,3 +267,25 @@ def test_render_prints_the_json_alone(folder):
     done = subprocess.run(argv, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "80"})
     assert json.loads(done.stdout)["zero_optimization"]["stage"] == 3
     assert "train_batch_size" in done.stderr
+
+
+def test_every_command_has_a_heading():
+    """The help groups all commands under named headings, in the order of a run's life."""
+    headings = [command.rich_help_panel for command in cli.app.registered_commands]
+    assert OTHERS not in headings
+    assert list(dict.fromkeys(headings)) == [heading for heading in GROUPS if heading in headings]
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [("llmtrain laun", ["launch"]), ("llmtrain launch --config zero2", ["zero2", "zero2-offload"])],
+)
+def test_a_shell_completes(words, wanted, monkeypatch, capsys):
+    """Bash is told commands, and presets behind --config."""
+    monkeypatch.setenv("_LLMTRAIN_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    monkeypatch.setattr(sys, "argv", ["llmtrain"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().out.split() == wanted

@@ -4,6 +4,7 @@ import re
 import runpy
 from pathlib import Path
 
+from llmtrain.cli import app
 from llmtrain.errors import ExitCode
 from llmtrain.spec.hostfile import read_hostfile
 from llmtrain.spec.runfile import read_run
@@ -43,3 +44,21 @@ def test_links_in_documents_lead_somewhere():
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def test_every_command_has_a_page():
+    """Each command stands in a page of docs/commands, with a page of its own or a family's."""
+    text = "".join(page.read_text() for page in (ROOT / "docs" / "commands").glob("*.md"))
+    for command in app.registered_commands:
+        name = command.name or command.callback.__name__
+        assert f"llmtrain {name}" in text, name
+
+
+def test_printed_output_is_what_commands_print(tmp_path):
+    """Every block of output in docs/commands that names its command is what the command prints today."""
+    script = runpy.run_path(str(ROOT / "scripts" / "command_doc.py"))
+    script["prepare"](tmp_path)
+    pages = {page: page.read_text() for page in (ROOT / "docs" / "commands").glob("*.md")}
+    assert sum(len(script["BLOCK"].findall(text)) for text in pages.values()) >= 6
+    for page, text in pages.items():
+        assert script["render"](text, tmp_path) == text, f"{page.name} is stale: python scripts/command_doc.py"

@@ -15,6 +15,7 @@ import typer
 from llmtrain import __version__
 from llmtrain.cli_check import register as register_check
 from llmtrain.cli_everyday import register as register_everyday
+from llmtrain.cli_groups import arrange, complete_preset
 from llmtrain.cli_model import register as register_model
 from llmtrain.cli_plan import register as register_plan
 from llmtrain.cli_program import WithProgram, before_program, read_program
@@ -36,7 +37,13 @@ app = typer.Typer(
 RunFile = Annotated[str | None, typer.Argument(metavar="[RUN.yaml]", help="Run file; llmtrain.yaml here if it exists.")]
 Hosts = Annotated[str | None, typer.Option("--hosts", metavar="HOSTFILE", help="One 'NAME slots=N' a line.")]
 Config = Annotated[
-    str | None, typer.Option("--config", metavar="NAME_OR_FILE", help="Preset, or DeepSpeed YAML or JSON file.")
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="NAME_OR_FILE",
+        help="Preset, or DeepSpeed YAML or JSON file.",
+        autocompletion=complete_preset,
+    ),
 ]
 Model = Annotated[str | None, typer.Option("--model", metavar="DIR", help="Hugging Face model directory.")]
 Data = Annotated[str | None, typer.Option("--data", metavar="PATH", help="Training data: chat JSONL or text.")]
@@ -210,12 +217,13 @@ register_sync(app)
 register_plan(app)
 register_everyday(app)
 register_model(app)
+arrange(app)
 
 
 def main() -> None:
     """Entry point of the console script: errors become lines and exit codes here, and only here."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="llmtrain", standalone_mode=False)
     except LlmtrainError as error:
         code = _fail(error)
     except Exception as error:

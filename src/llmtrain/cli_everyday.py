@@ -12,16 +12,14 @@ import typer
 from llmtrain.cli_program import WithProgram, read_words
 from llmtrain.errors import InputFileError, UsageError
 
-PANEL = "Every day"
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("exec", cls=WithProgram, rich_help_panel=PANEL)(execute)
-    app.command("hosts", rich_help_panel=PANEL)(hosts)
-    app.command("ask", rich_help_panel=PANEL)(ask)
-    app.command("diff", rich_help_panel=PANEL)(diff)
-    app.command("init", rich_help_panel=PANEL)(init)
+    app.command("exec", cls=WithProgram)(execute)
+    app.command("hosts")(hosts)
+    app.command("ask")(ask)
+    app.command("diff")(diff)
+    app.command("init")(init)
 
 
 def execute(

@@ -21,8 +21,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdou
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("data", rich_help_panel="Before a run")(data)
-    app.command("merge", rich_help_panel="After a run")(merge)
+    app.command("data")(data)
+    app.command("merge")(merge)
 
 
 def data(

@@ -77,3 +77,17 @@ def test_nothing_is_left_on_the_hosts(trainer, script_lab):
         assert not (disk / "root/.llmtrain/runs" / done.run.name).exists()
         assert not (disk / "tmp/canary").exists()
         assert not [item for item in script_lab.lab.processes(host) if done.run.name in " ".join(item.argv)]
+
+
+def test_accelerate_example_trains(script_lab):
+    """A loop under Accelerate's DeepSpeed plugin counts both ranks, trains under ZeRO-3, and its model comes home."""
+    folder = script_lab.folder("/root/accelerate", {"train.py": EXAMPLES / "accelerate/train.py"})
+    argv = ["launch", *SETS, "--config", "zero3", "--model", "/root/model", "--data", "/root/data.jsonl"]
+    argv += ["--set", "batch.micro=2", "--set", "model.dtype=fp32", "--output", "tuned", "--json"]
+    words = ["train.py", "{model}", "{data}", "{output}", "{ds_config_resolved}"]
+    done = script_lab.llmtrain(folder, *argv, "--", *words)
+    assert done.code == 0, done.err + done.log("node1", 0)
+    for rank, host in enumerate(("node1", "node2")):
+        assert f"rank {rank} of 2, DistributedType.DEEPSPEED" in done.log(host, rank)
+    assert "step 3 loss" in done.log("node1", 0)
+    assert (done.folder / "tuned" / "model.safetensors").stat().st_size > 1_000_000
