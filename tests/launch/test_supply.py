@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import pty
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -74,7 +75,7 @@ def test_without_a_terminal_nothing_is_brought_and_the_command_is_named(unasked)
     """Exit 4 names the environment, the hosts that lack it and the command that brings it; nothing was copied."""
     run, there = unasked
     assert run.process.returncode == 4, run.err
-    assert f"bring the environment {ENV}, missing on node1, node2" in run.json["error"]
+    assert re.search(rf"bring the environment {ENV} \(0\.\d\d GiB\), missing on node1, node2", run.json["error"])
     assert f"llmtrain sync-env {ENV} --hosts" in run.json["fix"]
     assert there == [1, 1]
 
@@ -102,7 +103,7 @@ def answer(launch_lab, folder, text):
 def test_at_a_terminal_it_asks_and_takes_no_for_an_answer(launch_lab, folder, unasked):
     """The question names what would happen; anything but a yes ends the launch with code 4."""
     code, shown = answer(launch_lab, folder, "\n")
-    assert f"bring the environment {ENV}, missing on node1, node2? [y/N]" in shown
+    assert "GiB), missing on node1, node2? [y/N]" in shown
     assert code == 4
     assert "the answer was no" in shown
 
@@ -137,7 +138,10 @@ def test_code_and_a_model_that_differed_are_as_here(launch_lab, brought):
     lab = launch_lab.lab
     assert lab.read("node1", f"{LIBRARY}/mine.py") == "x = 1\n"
     assert lab.read("node2", "/root/own model/config.json") == lab.read("head", "/root/model/config.json")
-    assert "replace /root/own model, which differs on node2? --yes" in brought.err
+    assert (
+        "replace /root/own model, which differs on node2 (theirs is kept: llmtrain sync --rollback)? --yes"
+        in brought.err
+    )
     back = [LLMTRAIN, "sync", "/root/own model", "/root/own model", "node2", "node2", "--rollback"]
     lab.run("head", [*back, "--hosts", f"{brought.folder}/hostfile"])
     assert lab.read("node2", "/root/own model/config.json") == "{}\n"

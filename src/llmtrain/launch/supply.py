@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -67,7 +68,7 @@ def settle_replacements(plan: LaunchPlan, hostfile: str, agree: Agree | None) ->
     """
     for path in dict.fromkeys(path for _, path in plan.replaced):
         hosts = tuple(host for host, replaced in plan.replaced if replaced == path)
-        text = f"replace {path}, which differs on {render_hosts(hosts)}"
+        text = f"replace {path}, which differs on {render_hosts(hosts)} (theirs is kept: llmtrain sync --rollback)"
         settle(Wish(text=text, hosts=hosts, command=_render_command("sync", path, hostfile)), agree)
 
 
@@ -104,7 +105,8 @@ def supply_environment(job: Job, fleet: Fleet, agree: Agree | None, tell: Tell, 
     if dry_run:
         tell("sync", {"what": "note", "values": {"text": f"the environment {prefix} is {why}: a launch brings it"}})
         return
-    settle(Wish(text=f"bring the environment {prefix}, {why}", hosts=hosts, command=command), agree)
+    text = f"bring the environment {prefix} ({read_bytes(prefix) / 2**30:.2f} GiB), {why}"
+    settle(Wish(text=text, hosts=hosts, command=command), agree)
     _bring(spec, environment_request(spec, hosts), fleet, tell, command)
 
 
@@ -140,6 +142,15 @@ def environment_request(spec: RunSpec, hosts: tuple[str, ...]) -> SyncRequest:
         network=spec.network,
         ports=parse_ports(spec.ports) if spec.ports else DEFAULT_PORTS,
         rate=parse_rate(spec.sync.rate) if spec.sync.rate else None,
+    )
+
+
+def read_bytes(folder: str) -> int:
+    """Bytes of all files of a folder of this machine."""
+    return sum(
+        os.lstat(os.path.join(here, name)).st_size  # noqa: PTH118  tens of thousands of files
+        for here, _, names in os.walk(folder)
+        for name in names
     )
 
 

@@ -107,6 +107,7 @@ def run_cargo(cargo: Cargo, fleet: Fleet, tell: Tell, *, source: Transport | Non
         return _join(before, request.hosts)
     report = run_sync(replace(request, hosts=left()), fleet, tell, source=source)
     if request.what == "environment" and not request.dry_run:
+        tell("note", {"text": f"starting the environment on {sum(one.ok for one in report.hosts)} hosts"})
         prove(report, fleet, request.dest)
     return _join([*before, report], request.hosts)
 
