@@ -24,6 +24,10 @@ from __future__ import annotations
 
 import signal
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class ExitCode(IntEnum):
@@ -91,6 +95,8 @@ class PreflightError(LlmtrainError):
     """A check before the launch failed on some host."""
 
     exit_code = ExitCode.PREFLIGHT
+    findings: tuple[Mapping[str, str], ...] = ()
+    """Everything that was found, worst first, as in the report of ``llmtrain check --json``."""
 
 
 class DoesNotFitError(LlmtrainError):

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from llmtrain.errors import ExitCode, InputFileError, LlmtrainError
+from llmtrain.cluster.findings import Finding, refuse_failures
+from llmtrain.errors import ExitCode, InputFileError, LlmtrainError, PreflightError
 from llmtrain.report import errors
 
 
@@ -23,9 +26,23 @@ def test_an_error_is_three_lines(capsys):
 
 
 def test_the_json_twin_has_the_same_words():
-    """--json gives an error's fields and its exit code."""
+    """--json gives an error's fields and its exit code; its reason is where a launch that ran has its own."""
     twin = errors.error_json(InputFileError("bad", where="hostfile:3", fix="write it anew"))
-    assert twin == {"ok": False, "exit_code": 3, "error": "bad", "where": "hostfile:3", "fix": "write it anew"}
+    words = {"reason": "bad", "error": "bad", "where": "hostfile:3", "fix": "write it anew"}
+    assert twin == {"ok": False, "exit_code": 3, **words}
+
+
+def test_the_json_twin_of_a_preflight_has_every_finding():
+    """A launch that checks refuse gives all findings, worst first, as `check --json` does."""
+    one = Finding(host="a", check="shm", level="warn", saw="16 MiB", wanted="more", fix="mount")
+    two = replace(one, host="b", check="disk", level="fail")
+    with pytest.raises(PreflightError) as refused:
+        refuse_failures([one, two])
+    found = errors.error_json(refused.value)["findings"]
+    assert [(item["host"], item["check"], item["level"]) for item in found] == [
+        ("b", "disk", "fail"),
+        ("a", "shm", "warn"),
+    ]
 
 
 def test_every_error_has_an_exit_code_of_its_own():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from llmtrain.errors import PreflightError, UsageError
@@ -136,8 +136,10 @@ def refuse_failures(findings: Sequence[Finding], *, skip: frozenset[str] = froze
     more = "".join(f"\n  {one.host}: {one.saw}; wanted {one.wanted}; fix: {one.fix}" for one in failures[1:])
     skippable = sorted({one.check for one in failures} - set(REACH))
     hint = f"\nor go on regardless: --skip-check {','.join(skippable)}" if skippable else ""
-    raise PreflightError(
+    error = PreflightError(
         f"{first.saw} (wanted: {first.wanted})",
         where=first.host,
         fix=first.fix + (f"\nalso ({len(failures) - 1}):{more}" if more else "") + hint,
     )
+    error.findings = tuple(asdict(finding) for finding in sort_findings(findings))
+    raise error

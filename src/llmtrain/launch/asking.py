@@ -53,9 +53,7 @@ def needs_of(job: Job, facts: Mapping[str, Facts], trees: Mapping[str, Mapping[s
         facts: hosts that answered.
         trees: digests of model and data here.
     """
-    cuda = _computes_on_gpus(job.spec, facts)
-    wanted = replace(assume(job.spec, job.cluster.world_size, job.script), accelerator="cuda" if cuda else "cpu")
-    config = render_deepspeed(job.preset, overrides_layer(job.spec.deepspeed), model=job.model, wanted=wanted).config
+    config, cuda = assume_config(job, facts)
     lora = job.spec.lora.rank is not None
     parameters = job.model.parameters if job.model and job.script is None and not lora else 0
     share = ADAM_BYTES * parameters // job.cluster.world_size
@@ -70,6 +68,14 @@ def needs_of(job: Job, facts: Mapping[str, Facts], trees: Mapping[str, Mapping[s
         bf16=job.spec.model.dtype == "bf16",
         packages=(*PACKAGES, *(() if not lora else ("peft",))) if job.script is None else SCRIPT_PACKAGES,
     )
+
+
+def assume_config(job: Job, facts: Mapping[str, Facts]) -> tuple[Mapping[str, Any], bool]:
+    """DeepSpeed's configuration before anything is chosen, and whether the ranks compute on NVIDIA GPUs."""
+    cuda = _computes_on_gpus(job.spec, facts)
+    wanted = replace(assume(job.spec, job.cluster.world_size, job.script), accelerator="cuda" if cuda else "cpu")
+    rendered = render_deepspeed(job.preset, overrides_layer(job.spec.deepspeed), model=job.model, wanted=wanted)
+    return rendered.config, cuda
 
 
 def _space(job: Job) -> int:

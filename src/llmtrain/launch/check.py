@@ -19,9 +19,10 @@ from llmtrain.cluster.needs import Needs
 from llmtrain.cluster.network import NetworkChoice, choose_network
 from llmtrain.cluster.probes import Facts, examine, read_tree
 from llmtrain.errors import DiskError, ExitCode, HostError, LlmtrainError, UsageError
-from llmtrain.launch.asking import facts_request, needs_of, wanted_network
+from llmtrain.launch.asking import assume_config, facts_request, needs_of, wanted_network
 from llmtrain.launch.between import PEER_CHECKS, Between, examine_between, measure_links
 from llmtrain.launch.bringup import Told, bring_up, sweep_of
+from llmtrain.launch.fit import judge_unfit
 from llmtrain.launch.job import Job, Selection, is_local, python_on, read_job
 from llmtrain.launch.warm import warm_hosts
 from llmtrain.spec.dataset import read_dataset
@@ -175,6 +176,7 @@ def _examine(subject: Subject, scope: Scope, fleet: Fleet, opened: HostResults[T
     if facts:
         needs = needs_of(subject.job, facts, here) if subject.job else Needs(trees=here)
         findings += judge(subject.cluster, facts, needs)
+        findings += _judge_fit(subject.job, facts)
         network, failed = _choose_network(subject, fleet, facts)
         findings += failed
         hosts = _meeting(subject, facts, network)
@@ -197,6 +199,13 @@ def _examine(subject: Subject, scope: Scope, fleet: Fleet, opened: HostResults[T
         new_keys={name: line for name, error in opened.failed.items() if (line := getattr(error, "new_key", None))},
         needs=needs,
     )
+
+
+def _judge_fit(job: Job | None, facts: Mapping[str, Facts]) -> list[Finding]:
+    if job is None:
+        return []
+    config, cuda = assume_config(job, facts)
+    return judge_unfit(job, facts, config, cuda=cuda)
 
 
 def _choose_network(

@@ -19,6 +19,7 @@ from llmtrain.launch.command import choose_launcher
 from llmtrain.launch.contact import Contact, examine_hosts, open_fleet
 from llmtrain.launch.delivery import Output, bring_home, choose_output, refuse_taken
 from llmtrain.launch.execute import execute
+from llmtrain.launch.fit import refuse_unfit
 from llmtrain.launch.job import Job, Selection, read_job
 from llmtrain.launch.lineage import software_of
 from llmtrain.launch.prepare import LaunchPlan, plan_launch
@@ -91,6 +92,7 @@ def launch(
             contact = examine_hosts(job, fleet)
             refuse_taken(output, fleet)
             plan = plan_launch(job, contact, run_id, dict(os.environ), missing=missing)
+            refuse_unfit(job, contact.facts, plan.deepspeed.config, cuda=contact.hardware.accelerator == "cuda")
             tell("plan", {"plan": plan, "job": job, "output": str(output), "warnings": contact.warnings})
             if dry_run:
                 return plan

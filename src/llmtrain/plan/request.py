@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmtrain.errors import UsageError
 from llmtrain.plan.catalogue import Hardware, find_accelerator, parse_assumptions, parse_count, plan_hardware
@@ -19,7 +19,7 @@ from llmtrain.spec.modelinfo import ModelInfo
 from llmtrain.spec.presets import overrides_layer, read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from llmtrain.spec.runspec import RunSpec
 
@@ -90,33 +90,44 @@ def read_request(spec: RunSpec, *, cluster: str | None = None, assumptions: Sequ
         model=_info(shape),
         wanted=_wanted(spec, machines.world_size),
     )
-    setup = plan_setup(
-        rendered.config,
-        ranks=machines.world_size,
-        slots=slots,
-        length=spec.data.max_length,
-        checkpointing=spec.training.gradient_checkpointing,
-        attention="sdpa" if spec.model.attention == "auto" else spec.model.attention,
-        workers=spec.training.loader_workers,
-        two_groups=rendered.config.get("optimizer") is None,
-        pin_native=spec.env.get("DS_PIN_MEMORY_BACKEND") == "native",
-        expandable="expandable_segments:True" in spec.env.get("PYTORCH_CUDA_ALLOC_CONF", ""),
-    )
+    setup = read_setup(spec, rendered.config, ranks=machines.world_size, slots=slots)
     if given.get("loss") == "fused":
         setup = replace(setup, fused_loss=True)
     if given.get("load") == "whole":
         setup = replace(setup, whole_load=True)
     if "lora.rank" in given:
         setup = replace(setup, lora=Lora(rank=parse_count("lora.rank", given["lora.rank"])))
-    elif spec.lora.rank:
-        own = {"targets": spec.lora.targets} if spec.lora.targets else {}
-        setup = replace(setup, lora=Lora(rank=spec.lora.rank, **own))
     return Request(
         shape=shape,
         setup=setup,
         hardware=plan_hardware(accelerator, assumptions),
         cluster=machines,
         choices=(*choices, *rendered.choices),
+    )
+
+
+def read_setup(spec: RunSpec, config: Mapping[str, Any], *, ranks: int, slots: int) -> Setup:
+    """What of a run decides its memory and speed.
+
+    Args:
+        spec: the run.
+        config: its DeepSpeed configuration, without "auto".
+        ranks: ranks of the run.
+        slots: ranks on the fullest host.
+    """
+    own = {"targets": spec.lora.targets} if spec.lora.targets else {}
+    return plan_setup(
+        config,
+        ranks=ranks,
+        slots=slots,
+        length=spec.data.max_length,
+        checkpointing=spec.training.gradient_checkpointing,
+        attention="sdpa" if spec.model.attention == "auto" else spec.model.attention,
+        workers=spec.training.loader_workers,
+        two_groups=config.get("optimizer") is None,
+        pin_native=spec.env.get("DS_PIN_MEMORY_BACKEND") == "native",
+        expandable="expandable_segments:True" in spec.env.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+        lora=Lora(rank=spec.lora.rank, **own) if spec.lora.rank else None,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain import __version__
-from llmtrain.errors import ExitCode, LlmtrainError
+from llmtrain.errors import ExitCode, LlmtrainError, PreflightError
 
 
 def show_error(error: LlmtrainError) -> None:
@@ -21,13 +21,17 @@ def show_error(error: LlmtrainError) -> None:
 
 def error_json(error: LlmtrainError) -> dict[str, Any]:
     """The twin of :func:`show_error` for ``--json``."""
-    return {
+    document = {
         "ok": False,
         "exit_code": int(error.exit_code),
+        "reason": error.error,
         "error": error.error,
         "where": error.where,
         "fix": error.fix,
     }
+    if isinstance(error, PreflightError) and error.findings:
+        document["findings"] = [dict(finding) for finding in error.findings]
+    return document
 
 
 def clean(text: str) -> str:
