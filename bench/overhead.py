@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.lab import Lab, LabOptions  # noqa: E402
 from tests.lab.fixtures import default_shares  # noqa: E402
+from tests.opcache import build_ops  # noqa: E402
 
 BIN = Path(sys.executable).parent
 SCRIPT = """
@@ -33,8 +34,8 @@ for step in range(20):
     engine.step()
 print("loss", float(loss), torch.distributed.get_world_size(), flush=True)
 if os.environ["RANK"] == "0":
-    os.makedirs(sys.argv[1], exist_ok=True)
-    torch.save(model.state_dict(), sys.argv[1] + "/model.pt")
+    os.makedirs(sys.argv[-1], exist_ok=True)
+    torch.save(model.state_dict(), sys.argv[-1] + "/model.pt")
 """
 HOSTS = "node1 slots=1\nnode2 slots=1\n"
 
@@ -43,20 +44,22 @@ def main(rounds: int) -> None:
     raw = [str(BIN / "deepspeed"), "--hostfile", "hostfile", "--master_addr", "", "train.py", "/root/raw"]
     ours = [str(BIN / "llmtrain"), "launch", "--hosts", "hostfile", "--config", "zero2"]
     ours += ["--set", "env.OMP_NUM_THREADS=1"]
-    env = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:/usr/sbin:/usr/bin:/sbin:/bin"}
-    with Lab.create(2, LabOptions(shares=default_shares())) as lab:
+    ours += ["--set", "env.TORCH_EXTENSIONS_DIR=/root/ops"]
+    path = f"{BIN}:/usr/sbin:/usr/bin:/sbin:/bin"
+    ranks = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": "/root/ops", "PATH": path}
+    options = LabOptions(shares=default_shares(), private_copies=((str(build_ops()), "/root/ops"),))
+    with Lab.create(2, options) as lab:
         raw[4] = lab.address("node1")
         for host in lab.names:
             lab.write(host, "/root/work/train.py", SCRIPT)
-            lines = "".join(f"{key}={value}\n" for key, value in env.items() if key != "PATH")
-            lab.write(host, "/root/.deepspeed_env", lines)
+            lab.write(host, "/root/.deepspeed_env", "".join(f"{key}={value}\n" for key, value in ranks.items()))
         lab.write("head", "/root/work/hostfile", HOSTS)
         times: dict[str, list[float]] = {"deepspeed": [], "llmtrain": []}
         for number in range(rounds + 1):
             own = [*ours, "--output", f"/root/own-{number}", "--", "train.py", "{output}"]
             for name, argv in (("deepspeed", raw), ("llmtrain", own)):
                 begun = time.monotonic()
-                done = lab.run("head", argv, cwd="/root/work", env=env, timeout=240, check=False)
+                done = lab.run("head", argv, cwd="/root/work", env={"PATH": path}, timeout=100, check=False)
                 seconds = time.monotonic() - begun
                 if done.returncode:
                     raise SystemExit(f"{name}: {done.stdout[-3000:]}\n{done.stderr[-3000:]}")

@@ -2,7 +2,7 @@
 
     python bench/packing.py MODEL_DIR [STEPS]
 
-One process on this machine's processors, ZeRO-2, fp32, SDPA: padded batches of 8 examples against one packed row of 512
+One process on this machine's processors, ZeRO-2, fp32, SDPA: padded batches of 4 examples against one packed row of 256
 tokens, which holds about as many. Useful tokens are those of examples.
 """
 
@@ -56,10 +56,10 @@ def main(model: str, steps: int) -> None:
                 model,
                 data,
                 micro=micro,
-                data_part={"packing": packed, "max_length": 512},
+                data_part={"packing": packed, "max_length": 256},
                 **options,
             )
-            for name, micro, packed in (("padding", 8, False), ("packing", 1, True))
+            for name, micro, packed in (("padding", 4, False), ("packing", 1, True))
         }
         ended = launch(1, list(runs.values()))
         print("\n".join(line for line in ended.stdout.splitlines() if line.startswith("packing:")))
@@ -72,4 +72,4 @@ def main(model: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 8)
+    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 4)
