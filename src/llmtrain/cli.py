@@ -8,14 +8,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmtrain import __version__
 from llmtrain.cli_check import register as register_check
 from llmtrain.cli_everyday import register as register_everyday
+from llmtrain.cli_follow import finish as _finish
+from llmtrain.cli_follow import start_and_follow
 from llmtrain.cli_groups import arrange, complete_preset
+from llmtrain.cli_jobs import register as register_jobs
 from llmtrain.cli_model import register as register_model
 from llmtrain.cli_plan import register as register_plan
 from llmtrain.cli_program import WithProgram, before_program, read_program
@@ -105,6 +108,9 @@ def launch(
         str | None, typer.Option("--code", metavar="DIR", help="Code sent with a script of yours; its folder.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Bring what hosts lack without asking.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once all hosts are good, and print the run's id.")
+    ] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -113,7 +119,7 @@ def launch(
     from llmtrain.launch.job import Selection
     from llmtrain.launch.run import launch as run_launch
     from llmtrain.launch.verdict import Outcome
-    from llmtrain.report.live import Live, show_outcome
+    from llmtrain.report.live import Live
     from llmtrain.report.plan import plan_json, show_dry_run
 
     options = _options(hosts, config, model, data, output, env_file)
@@ -128,15 +134,15 @@ def launch(
     options["launcher"] = ("--launcher", launcher)
     spec = _read(run_file, options, sets, envs)
     script = read_program(context, code)
+    if not dry_run:
+        start_and_follow(spec, selection, script, yes=yes, detach=detach, as_json=as_json)
     live = Live()
     try:
-        agree = live.agree if yes else live.ask if live.can_ask else None
-        result = run_launch(spec, selection, live.tell, dry_run=dry_run, script=script, agree=agree)
+        result = run_launch(spec, selection, live.tell, dry_run=True, script=script)
     finally:
         live.close()
     if isinstance(result, Outcome):
-        show_outcome(live, result)
-        _finish(result.to_json() if as_json else None, int(result.exit_code))
+        raise AssertionError("a dry run ends in a plan")  # noqa: TRY004  a bug, not a type
     place = spec.output or "the run folder"
     if not as_json:
         show_dry_run(live.console, result, place)
@@ -206,17 +212,12 @@ def _read(
     return read_run(run_file, options=options, sets=sets or (), envs=envs or ())
 
 
-def _finish(document: dict[str, Any] | None, code: int) -> NoReturn:
-    if document is not None:
-        sys.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
-    raise typer.Exit(code)
-
-
 register_check(app)
 register_sync(app)
 register_plan(app)
 register_everyday(app)
 register_model(app)
+register_jobs(app)
 arrange(app)
 
 

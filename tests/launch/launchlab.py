@@ -139,7 +139,15 @@ class Run:
             process
             for process in self.bench.lab.processes(host)
             if process.environ.get("LLMTRAIN_RUN_ID") == self.id or any(self.id in part for part in process.argv)
-        ]
+        ] + ([item] if host == "head" and (item := self.supervisor()) else [])
+
+    def supervisor(self) -> Process | None:
+        """The process that supervises the run, while it is there."""
+        path = self.dir / "supervisor.json"
+        if not path.exists():
+            return None
+        pid = json.loads(path.read_text())["pid"]
+        return next((item for item in self.bench.lab.processes("head") if item.pid == pid), None)
 
     def rank(self, rank: int) -> tuple[str, Process]:
         """Host and process of a rank, by the record it left there."""
@@ -152,7 +160,7 @@ class Run:
 
     def find(self, name: str) -> list[Process]:
         """Processes of this run's launcher on the head by program: pdsh, ssh or runner."""
-        tree = self.bench.children("head", self.process)
+        tree = self.processes("head") if set(self.disk.glob("runs/*")) > self._known else []
         if name == "runner":
             return [item for item in tree if "llmtrain.train.runner" in item.argv]
         return [item for item in tree if item.argv and Path(item.argv[0]).name == name]
@@ -195,6 +203,8 @@ class LaunchLab:
             if run.process.poll() is None:
                 run.process.kill_group()
                 run.process.wait()
+            if set(run.disk.glob("runs/*")) > run._known and (supervisor := run.supervisor()):
+                self.kill(supervisor)
 
     def launch(self, folder: str, *more: str, env: dict[str, str] | None = None) -> Run:
         """Start the literal command there."""

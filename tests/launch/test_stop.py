@@ -18,12 +18,13 @@ def two(launch_lab):
 
 @pytest.fixture(scope="module")
 def pair(launch_lab, two):
-    """Two runs at once on the same hosts; the first is then stopped by SIGTERM, the second loses its pdsh."""
+    """Two runs at once on the same hosts; the first is then stopped by SIGTERM twice, the second loses its pdsh."""
     other = launch_lab.folder("/root/other", hosts="node1 node2")
     first = launch_lab.launch(two, *ENDLESS)
     second = launch_lab.launch(other, *ENDLESS)
     first.wait_step(2)
     second.wait_step(2)
+    first.process.send_signal(signal.SIGTERM)
     first.process.send_signal(signal.SIGTERM)
     first.wait()
     first.wait_gone()
@@ -64,12 +65,13 @@ def test_killed_runner(launch_lab, two):
     launch_lab.wait_quiet()
 
 
-def test_killed_llmtrain(launch_lab, two):
-    """When llmtrain itself is killed, every process of the run ends on every host, the head included."""
+def test_killed_supervisor(launch_lab, two):
+    """When its supervisor is killed, every process of the run ends on every host, and the terminal says so: code 13."""
     run = launch_lab.launch(two, *ENDLESS)
     run.wait_text("all 2 ranks have started")
-    run.process.send_signal(signal.SIGKILL)
-    run.wait()
+    launch_lab.kill(run.supervisor())
+    assert run.wait() == 13
+    assert "supervisor was killed by signal 9" in run.json["error"]
     run.wait_gone()
     launch_lab.wait_quiet()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import threading
 import time
 
 import pytest
@@ -15,6 +14,7 @@ from llmtrain.cluster.sshconfig import SAFE_OPTIONS
 from llmtrain.errors import ExitCode, HostError
 from llmtrain.launch import verdict
 from llmtrain.launch import watch as module
+from llmtrain.launch.asked import Asked
 from llmtrain.launch.prepare import plan_launch
 from llmtrain.launch.rundir import RunDir
 from llmtrain.launch.watch import LOST_S, STALL_S, Watch
@@ -134,7 +134,7 @@ def test_good_records_of_all_ranks_are_a_success(watch, channels):
     """The watch ends when every rank has a good done record, and the launcher has gone by itself."""
     channels["gpu004"].say(done(0), done(1))
     channels["gpu006"].say(done(2))
-    watch.run(FakeLauncher(0), threading.Event())
+    watch.run(FakeLauncher(0), Asked())
     assert watch.state.is_success(3)
     assert watch.state.noted == []
 
@@ -142,7 +142,7 @@ def test_good_records_of_all_ranks_are_a_success(watch, channels):
 def test_launcher_that_ends_early_is_the_cause_even_with_code_0(watch, channels, no_patience):
     """Exit code 0 of the launcher proves nothing: without records of all ranks it is a failure."""
     channels["gpu004"].say(done(0), done(1))
-    watch.run(FakeLauncher(0), threading.Event())
+    watch.run(FakeLauncher(0), Asked())
     assert causes(watch) == ["launcher"]
     assert not watch.state.is_success(3)
 
@@ -154,7 +154,7 @@ def test_ranks_ended_with_their_launcher_are_not_the_cause(watch, channels, no_p
     channels["gpu006"].say(failed(2, "Abandoned", "the launcher's connection ended"))
     watch._take(0.5)
     watch._take(0.5)
-    watch.run(FakeLauncher(code), threading.Event())
+    watch.run(FakeLauncher(code), Asked())
     assert causes(watch) == ["launcher"]
 
 
@@ -164,15 +164,15 @@ def test_ranks_that_lost_each_other_are_the_cause_of_the_launchers_end(watch, ch
     channels["gpu006"].say(failed(2, "RuntimeError", LOST_PEER))
     watch._take(0.5)
     watch._take(0.5)
-    watch.run(FakeLauncher(1), threading.Event())
+    watch.run(FakeLauncher(1), Asked())
     assert watch.state.noted == []
     assert {host for host, _ in watch.state.failed} == {"gpu004", "gpu006"}
 
 
 def test_rank_that_ends_while_all_are_stopped_has_not_failed(watch, channels):
     """Once we end a run its ranks' ends are ours."""
-    stop = threading.Event()
-    stop.set()
+    stop = Asked()
+    stop.event.set()
     launcher = FakeLauncher()
     watch.run(launcher, stop)
     channels["gpu006"].say(failed(2, "Killed", "killed by SIGTERM"))
@@ -186,7 +186,7 @@ def test_rank_that_ends_while_all_are_stopped_has_not_failed(watch, channels):
 def test_host_whose_guardian_is_gone_is_lost(watch, channels, no_patience):
     """When a guardian's channel ends, its host is named as lost."""
     channels["gpu006"].hang_up()
-    watch.run(FakeLauncher(), threading.Event())
+    watch.run(FakeLauncher(), Asked())
     failure, code = watch.state.noted[0]
     assert (failure.host, failure.cause, code) == ("gpu006", "host-lost", ExitCode.HOST_LOST)
 
@@ -222,7 +222,7 @@ def test_world_of_another_size_is_noticed_at_the_start(watch, channels, no_patie
     """A rank that was started into a smaller world ends the run at once."""
     record = {"rank": 0, "world_size": 1, "pid": 5}
     channels["gpu004"].say({"event": "ranks", "record": record})
-    watch.run(FakeLauncher(), threading.Event())
+    watch.run(FakeLauncher(), Asked())
     assert causes(watch) == ["world-size"]
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from llmtrain.launch.job import Job
     from llmtrain.spec.codetree import CodeTree
     from llmtrain.spec.hostfile import Host
+    from llmtrain.spec.runspec import StallPart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +117,12 @@ class LaunchPlan:
     """Folders on the hosts that hold swap files of this run and are removed at its end."""
     private_env: frozenset[str]
     """Names of the variables whose values the user gave; nobody is shown them."""
+    lease_s: float
+    """Seconds a host goes on without a sign from the head."""
+    save_deadline_s: float
+    """Seconds that a save before a stop may take."""
+    stall: StallPart
+    """When a run counts as standing still."""
     code: CodeTree | None = None
     """The user's code that is sent along."""
 
@@ -197,6 +204,9 @@ def plan_launch(
         run=run,
         scratch=_scratch(rendered),
         private_env=frozenset(job.spec.env),
+        lease_s=job.spec.lease,
+        save_deadline_s=job.spec.save_deadline,
+        stall=job.spec.stall,
         code=job.code,
     )
 

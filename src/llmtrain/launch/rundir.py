@@ -77,6 +77,31 @@ class RunDir:
         return self.path / "outcome.json"
 
     @property
+    def events(self) -> Path:
+        """What happened, one object a line."""
+        return self.path / "events.jsonl"
+
+    @property
+    def state(self) -> Path:
+        """How the run is, written anew every second or so while it runs."""
+        return self.path / "state.json"
+
+    @property
+    def supervisor(self) -> Path:
+        """Which process supervises the run."""
+        return self.path / "supervisor.json"
+
+    @property
+    def request(self) -> Path:
+        """Left by somebody who wants the run to stop, and taken by its supervisor."""
+        return self.path / "request.json"
+
+    @property
+    def order(self) -> Path:
+        """What was asked for, without values of variables: a resumed run is made from it."""
+        return self.path / "order.json"
+
+    @property
     def model(self) -> Path:
         """The tuned model where the user named no output."""
         return self.path / "model"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.errors import ExitCode
@@ -35,7 +35,8 @@ class Failure:
     rank: int | None
     """Which rank; None where it is not about one."""
     cause: str
-    """For scripts: crash, killed, out-of-memory, disk-full, nonfinite, host-lost, launcher, world-size, start."""
+    """For scripts: crash, killed, out-of-memory, disk-full, nonfinite, host-lost, host-frozen, xid, stall,
+    launcher, world-size, start."""
     message: str
     """One line for people."""
     where: str | None = None
@@ -68,6 +69,12 @@ class Outcome:
     """Where the tuned model is."""
     checkpoints: dict[str, list[str]] = field(default_factory=dict)
     """Host -> DeepSpeed checkpoints that a user's program left there; they stay."""
+    saved: str | None = None
+    """Checkpoint on the hosts that was written because somebody asked for a stop."""
+    folded: int = 0
+    """Further failures, consequences of the first."""
+    restarts: int = 0
+    """How often it was started again after a failure."""
     leftovers: dict[str, list[int]] = field(default_factory=dict)
     """Host -> pids that could not be verified gone."""
     unverified: tuple[str, ...] = ()
@@ -76,6 +83,20 @@ class Outcome:
     def to_json(self) -> dict[str, Any]:
         """Plain values, in the order of the fields."""
         return {**asdict(self), "exit_code": int(self.exit_code), "unverified": list(self.unverified)}
+
+
+def parse_outcome(values: Mapping[str, Any]) -> Outcome:
+    """The opposite of :meth:`Outcome.to_json`; keys it does not know are left out."""
+    known = {key: value for key, value in values.items() if key in {item.name for item in fields(Outcome)}}
+    failure = known.get("first_failure")
+    return Outcome(
+        **{
+            **known,
+            "exit_code": ExitCode(known["exit_code"]),
+            "unverified": tuple(known["unverified"]),
+            "first_failure": Failure(**failure) if failure else None,
+        }
+    )
 
 
 def is_consequent(record: Mapping[str, Any]) -> bool:

@@ -8,20 +8,21 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.errors import ExitCode, HostError
+from llmtrain.errors import HostError
 from llmtrain.launch import verdict
+from llmtrain.launch.rundir import write_record
+from llmtrain.launch.stall import judge_stall, write_stacks
+from llmtrain.launch.state import Progress, State, render_state
 
 if TYPE_CHECKING:
     from llmtrain.cluster.fleet import Channel, Fleet
+    from llmtrain.launch.asked import Asked
     from llmtrain.launch.execute import Launcher
     from llmtrain.launch.prepare import LaunchPlan
     from llmtrain.launch.rundir import RunDir
 
-LEASE_S = 120.0
-"""Seconds without a sign from the head after which a guardian ends its host's ranks."""
 PING_S = 2.0
 LOST_S = 25.0
 """Seconds without an answer after which a host counts as lost; a link may be gone for a few."""
@@ -32,35 +33,13 @@ SETTLE_S = 1.5
 """Time given to other ranks to report their own failure, so that the first cause is among them."""
 STOP_S = 12.0
 END_S = 8.0
+STATE_S = 1.0
+"""How old the picture of the run that others read may be."""
+STACKS_S = 15.0
+"""Time given to hosts to say what their ranks are doing when the run stands still."""
 
 Event = tuple[str, dict[str, Any]]
 Tell = Callable[[str, dict[str, Any]], None]
-
-
-@dataclass
-class State:
-    """What is known about the run."""
-
-    started: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Rank -> its start record."""
-    beats: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Rank -> last heartbeat."""
-    done: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Rank -> done record."""
-    failed: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    """(host, done record) of failures in order of arrival."""
-    stopped: dict[str, list[int]] = field(default_factory=dict)
-    """Host -> pids left, once its guardian has ended everything."""
-    lost: list[str] = field(default_factory=list)
-    """Hosts whose guardian is out of reach."""
-    last_step: int = 0
-    final_loss: float | None = None
-    noted: list[tuple[verdict.Failure, ExitCode]] = field(default_factory=list)
-    """Failures that no rank reported, in order."""
-
-    def is_success(self, world_size: int) -> bool:
-        """Whether there is a good done record from every rank."""
-        return len(self.done) == world_size and all(record["ok"] for record in self.done.values())
 
 
 class Watch:
@@ -79,6 +58,11 @@ class Watch:
         self.files[plan.hosts[0].name].add("metrics.jsonl")
         self.last_ping = 0.0
         self.last_loop = time.monotonic()
+        self.last_state = 0.0
+        self.progress = Progress(time.monotonic())
+        self.save_until: float | None = None
+        self.save_is_late = False
+        self.stalled_at: float | None = None
         self.closing = False
 
     def open(self) -> None:
@@ -89,7 +73,7 @@ class Watch:
         """
         for host in self.plan.hosts:
             script = self.plan.run_dir / "code/llmtrain/train/guardian.py"
-            argv = (host.python, "-I", "-u", script, str(self.plan.run_dir), self.plan.run_id, str(LEASE_S))
+            argv = (host.python, "-I", "-u", script, str(self.plan.run_dir), self.plan.run_id, str(self.plan.lease_s))
             channel = self.fleet[host.name].start(argv)
             self.channels[host.name] = channel
             self.heard[host.name] = time.monotonic()
@@ -119,12 +103,13 @@ class Watch:
         except queue.Empty:
             return "", {"event": "silence"}
 
-    def run(self, launcher: Launcher, stop_asked: threading.Event) -> None:
-        """Watch until every rank is done, something failed, or a stop is asked for."""
-        begun = self.last_loop = time.monotonic()
+    def run(self, launcher: Launcher, asked: Asked) -> None:
+        """Watch until every rank is done, something failed, or a stop that was asked for has been prepared."""
+        begun = self.last_loop = self.progress.at = time.monotonic()
         first_failure: float | None = None
-        while not stop_asked.is_set():
+        while not self._must_stop(asked):
             self._ping()
+            self._write_state()
             self._take(0.2)
             launcher.note()
             if self.state.is_success(self.plan.world_size):
@@ -135,6 +120,35 @@ class Watch:
                 first_failure = first_failure or time.monotonic()
                 if time.monotonic() - first_failure > SETTLE_S:
                     return
+
+    def _must_stop(self, asked: Asked) -> bool:
+        """The first request lets ranks that train save; then, at the second, or where nothing can be saved, stop."""
+        if not asked.event.is_set():
+            return False
+        if asked.now.is_set() or not self._can_save():
+            return True
+        now = time.monotonic()
+        if self.save_until is None:
+            self.save_until = now + self.plan.save_deadline_s
+            for name in self.channels:
+                self._send(name, {"save": True})
+            self.tell("saving", {"step": self.state.last_step, "deadline_s": self.plan.save_deadline_s})
+        self.save_is_late = now > self.save_until
+        return self.save_is_late
+
+    def _can_save(self) -> bool:
+        phase = self.state.beats.get(0, {}).get("phase")
+        return not self.plan.own_script and phase in {"train", "eval", "save", "done"}
+
+    def _write_state(self, phase: str | None = None) -> None:
+        """Let others see how the run is."""
+        now = time.monotonic()
+        if phase is None and now - self.last_state < STATE_S:
+            return
+        self.last_state = now
+        phase = phase or ("saving before the stop" if self.save_until is not None else None)
+        with contextlib.suppress(OSError):  # a full disk here is no reason to end the run
+            write_record(self.run_dir.state, render_state(self.plan, self.state, self.progress, self.heard, phase))
 
     def _let_end(self, launcher: Launcher) -> None:
         """After a success DeepSpeed's launcher ends by itself, once a second it looks whether its ranks are gone."""
@@ -169,6 +183,15 @@ class Watch:
             self.state.stopped[host] = [item["pid"] for item in event["left"]]
         elif kind == "end" and host not in self.state.stopped and host not in self.state.lost:
             self._lose(host)
+        else:
+            self._keep(host, event)
+
+    def _keep(self, host: str, event: dict[str, Any]) -> None:
+        """What is only looked at later."""
+        if event["event"] == "usage":
+            self.state.usage[host] = event
+        elif event["event"] == "stacks":
+            self.state.stacks.update({int(rank): item for rank, item in event["ranks"].items()})
 
     def _fail(self, host: str, record: dict[str, Any]) -> None:
         """A rank that ends once we are ending all of them did not fail."""
@@ -190,6 +213,7 @@ class Watch:
     def _beat(self, host: str, record: dict[str, Any]) -> None:
         before = self.state.beats.get(record["rank"], {}).get("phase")
         self.state.beats[record["rank"]] = record
+        self.progress.note(time.monotonic(), record)
         self.state.last_step = max(self.state.last_step, record["step"])
         if record["phase"] != before and record["rank"] == 0:
             self.tell("phase", {"phase": record["phase"], "host": host})
@@ -217,12 +241,14 @@ class Watch:
         if "loss" in values:
             self.state.last_step = max(self.state.last_step, values["step"])
             self.state.final_loss = values["loss"]
+            self.state.metric = values
         self.tell("metrics", values)
 
     def _ping(self) -> None:
         now = time.monotonic()
         if now - self.last_loop > STALL_S:
             self.heard = dict.fromkeys(self.heard, now)
+            self.progress.at += now - self.last_loop
         self.last_loop = now
         if now - self.last_ping < PING_S:
             return
@@ -247,6 +273,26 @@ class Watch:
         waiting = [rank for rank in range(self.plan.world_size) if rank not in self.state.started]
         if waiting and elapsed_s > START_S and not self.state.noted:
             self.state.noted.append(verdict.not_started(waiting, START_S, self._launcher_tail()))
+        self._notice_stall()
+
+    def _notice_stall(self) -> None:
+        """No progress for many times a step: ask every rank what it is doing, then name the one behind."""
+        now, silent = time.monotonic(), time.monotonic() - self.progress.at
+        if self.state.noted or self.state.failed or self.plan.own_script or self.state.done:
+            return
+        if self.stalled_at is None and silent > self.progress.limit_s(self.plan.stall):
+            self.stalled_at = now
+            self.tell("stall", {"silent_s": silent, "step": self.state.last_step})
+            for name in self.channels:
+                self._send(name, {"dump": True})
+        if self.stalled_at is None:
+            return
+        if silent < now - self.stalled_at:  # it goes on after all
+            self.stalled_at = None
+            self.state.stacks.clear()
+        elif len(self.state.stacks) == self.plan.world_size or now - self.stalled_at > STACKS_S:
+            write_stacks(self.run_dir, self.state.stacks)
+            self.state.noted.append(judge_stall(self.plan, self.state, silent, self.progress.step_s))
 
     def _is_unexplained(self, code: int) -> bool:
         """Whether the launcher's end is the cause: with it leashes end their ranks, and ranks lose each other."""
@@ -271,6 +317,7 @@ class Watch:
     def close(self, launcher: Launcher | None, *, grace_s: float) -> None:
         """End every process of the run, on the head and on every host that answers, and learn what is left."""
         self.closing = True
+        self._write_state("stopping")
         for name in self.channels:
             self._send(name, {"stop": grace_s})
         if grace_s and launcher:
@@ -285,6 +332,7 @@ class Watch:
             launcher.end()
         for channel in self.channels.values():
             channel.close()
+        self._write_state("ended")
 
     @property
     def unverified(self) -> tuple[str, ...]:

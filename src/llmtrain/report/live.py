@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -66,11 +67,6 @@ class Live:
         self.close()
         self.console.print(f"{clean(question)} [y/N] ", markup=False, end="")
         return sys.stdin.readline().strip().lower() in {"y", "yes"}
-
-    def agree(self, question: str) -> bool:
-        """The answer of somebody who said ``--yes``."""
-        self.say(f"{question} --yes")
-        return True
 
     def close(self) -> None:
         """Take the progress line away."""
@@ -170,6 +166,16 @@ class Live:
         per_step = (now - self.first_step[1]) / (step - self.first_step[0])
         return f"{_duration(per_step * (steps - step))} left"
 
+    def _on_agreed(self, values: dict[str, Any]) -> None:
+        self.say(f"{values['question']} --yes")
+
+    def _on_saving(self, values: dict[str, Any]) -> None:
+        limit = _duration(values["deadline_s"])
+        self.say(f"saving after the step that runs, for at most {limit}; the same again stops now")
+
+    def _on_stall(self, values: dict[str, Any]) -> None:
+        self.say(f"no progress for {values['silent_s']:.0f} s: asking every rank what it is doing")
+
     def _on_stopping(self, values: dict[str, Any]) -> None:
         if not values["finished"]:
             self.close()
@@ -195,7 +201,10 @@ def show_outcome(live: Live, outcome: Outcome) -> None:
             live.say(f"checkpoints on {host}: {', '.join(paths)}")
         return
     failure = outcome.first_failure
-    if failure is None:
+    if outcome.saved:
+        live.say(f"{outcome.reason}\ncheckpoint: {outcome.saved}, on every host")
+        live.say(f"to go on: llmtrain resume {Path(outcome.run_dir).name}")
+    elif failure is None:
         live.say(f"{outcome.reason} at step {outcome.last_step}; run folder: {outcome.run_dir}")
     else:
         if failure.tail:
@@ -205,9 +214,11 @@ def show_outcome(live: Live, outcome: Outcome) -> None:
         place += f", rank {failure.rank}" if failure.rank is not None else ""
         place += f", {failure.where}" if failure.where else ""
         live.say(f"error: {failure.message}\nwhere: {place}\nfix: {failure.advice or 'see the logs'}")
+        if outcome.folded:
+            live.say(f"{outcome.folded} further failures came after it, and of it")
         live.say(f"the run ended at step {outcome.last_step}; its folder: {outcome.run_dir}")
     for host in outcome.unverified:
-        live.say(f"warning: {host} did not confirm that its ranks are gone; they end when the lease runs out (2 min)")
+        live.say(f"warning: {host} did not confirm that its ranks are gone; they end when the lease runs out")
 
 
 def _number(value: float | None, digits: int = 4) -> str:

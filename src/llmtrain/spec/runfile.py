@@ -169,6 +169,28 @@ def _put(layers: Layers, path: KeyPath, value: Any, option: str) -> None:
     layers.options[path] = option
 
 
+def parse_variables(texts: Sequence[str]) -> dict[str, str]:
+    """``NAME=VALUE`` texts of ``--env``.
+
+    Raises:
+        UsageError: one is not such a text.
+    """
+    return dict(_parse_assignment(text, "--env") for text in texts)
+
+
+def lay_over(values: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
+    """Raw values with ``--set`` texts laid over them; paths refer to the current folder.
+
+    Raises:
+        UsageError: one is not such a text, or names a key or value that a run file cannot have.
+    """
+    layers = Layers(values=values)
+    for text in sets:
+        path, value = _parse_set(text)
+        _put(layers, path, _absolute(path, value, Path.cwd()), f"--set {text}")
+    return layers.values
+
+
 def _parse_assignment(text: str, option: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():

@@ -190,6 +190,17 @@ class SyncPart(Part):
         return value
 
 
+class StallPart(Part):
+    """``stall:`` when a run counts as standing still; it is ended, and the rank that is behind is named."""
+
+    factor: Annotated[Number, Field(ge=2)] = 20.0
+    """So many times the median step without a step."""
+    floor: Annotated[Number, Field(gt=0)] = 120.0
+    """Seconds, at least, whatever the factor says."""
+    setup: Annotated[Number, Field(gt=0)] = 1800.0
+    """Seconds without a sign while it loads, prepares data, evaluates or saves, and in its first steps."""
+
+
 class HostPart(Part):
     """``per_host: NAME:`` what differs on one host."""
 
@@ -234,6 +245,11 @@ class RunSpec(Part):
     """Subnet (CIDR) or interface for the traffic of the ranks."""
     ports: str | None = None
     """Range ``FIRST-LAST`` the master port is taken from, and in which hosts listen while something is synced."""
+    lease: Annotated[Number, Field(ge=5)] = 120.0
+    """Seconds a host goes on without hearing from this machine before it ends its ranks."""
+    save_deadline: Annotated[Number, Field(ge=1)] = 300.0
+    """Seconds that the save may take when a run is asked to stop (Ctrl-C once, `stop`, SIGTERM)."""
+    stall: StallPart = StallPart()
     model: ModelPart = ModelPart()
     data: DataPart = DataPart()
     batch: BatchPart = BatchPart()

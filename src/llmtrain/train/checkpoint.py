@@ -26,6 +26,11 @@ NOTE = "checkpoint.json"
 # --- checkpoints -----------------------------------------------------------------------------------------------
 
 
+def checkpoint_path(run: RankRun, step: int) -> Path:
+    """Where the checkpoint of a step is, on every host."""
+    return run.checkpoints / f"step-{step:06d}"
+
+
 def write_checkpoint(trainer: Any, run: RankRun, crew: Crew) -> Path:
     """Save optimizer, weights and place in the data, so that a run can go on; every rank calls this.
 
@@ -34,7 +39,7 @@ def write_checkpoint(trainer: Any, run: RankRun, crew: Crew) -> Path:
     name when all ranks have written.
     """
     step = trainer.state.global_step
-    final = run.checkpoints / f"step-{step:06d}"
+    final = checkpoint_path(run, step)
     partial = run.checkpoints / f".step-{step:06d}.partial"
     tag = f"global_step{step}"
     if crew.place.is_first_on_host:

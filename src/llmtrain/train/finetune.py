@@ -19,7 +19,7 @@ from trl import SFTConfig
 
 from llmtrain.errors import InputFileError
 from llmtrain.train.card import read_versions, render_card
-from llmtrain.train.checkpoint import check_output, check_resume, gather_weights, write_model
+from llmtrain.train.checkpoint import check_output, check_resume, checkpoint_path, gather_weights, write_model
 from llmtrain.train.crew import Crew
 from llmtrain.train.data import read_training_data, write_tokenized
 from llmtrain.train.lora import add_adapters, write_adapter
@@ -41,8 +41,11 @@ SAMPLED = 1000
 """Packed rows whose fill is looked at."""
 
 
-def run(run: RankRun, place: Place, beat: Beat) -> None:
+def run(run: RankRun, place: Place, beat: Beat) -> dict[str, Any] | None:
     """Do the whole fine-tune as one rank of it.
+
+    Returns:
+        What the done record says besides: ``saved``, the checkpoint, where somebody asked to save and stop.
 
     Raises:
         LlmtrainError: something that the user can act on; anything else is a bug or a failure of the machine.
@@ -73,6 +76,10 @@ def run(run: RankRun, place: Place, beat: Beat) -> None:
     telemetry = Telemetry(metrics=run.run_dir / "metrics.jsonl", place=place, beat=beat)
     trainer = Trainer(run, crew, telemetry, beat, data, model=model, args=arguments, processing_class=tokenizer)
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    if trainer.stop.asked and trainer.state.global_step < steps:
+        crew.wait()
+        crew.leave()
+        return {"saved": str(checkpoint_path(run, trainer.state.global_step))}
     if data.evaluation is not None and not trainer.has_just_evaluated():
         trainer.evaluate()
 
@@ -91,6 +98,7 @@ def run(run: RankRun, place: Place, beat: Beat) -> None:
         telemetry.write_final(trainer.state.global_step)
     crew.wait()
     crew.leave()
+    return None
 
 
 # --- decisions -------------------------------------------------------------------------------------------------

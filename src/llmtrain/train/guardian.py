@@ -1,9 +1,10 @@
 """The guardian of one run on one host: reports to the head, and ends the run's processes when the head is gone.
 
 The head starts it over a channel of its own. It tells, as JSON lines on standard output, what the ranks write on
-this host (records, heartbeats, metrics, log text), and hears ``{"ping": n}`` and ``{"stop": seconds}``. When its
-standard input ends, or no ping came for the lease, it ends every process of the run on this host. Log files are
-read from disk, so a head that does not listen never holds up a rank. Standard library only.
+this host (records, heartbeats, metrics, log text), and hears ``{"ping": n}``, ``{"save": true}`` (ranks are to save
+and end), ``{"dump": true}`` (what are they doing?) and ``{"stop": seconds}``. When its standard input ends, or no
+ping came for the lease, it ends every process of the run on this host. Log files are read from disk, so a head that
+does not listen never holds up a rank. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from typing import Any
 if __package__ in {None, ""}:  # started by path
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from llmtrain.process import end_marked, start_time
+from llmtrain.process import end_marked, start_time, write_json
+from llmtrain.train.stacks import read_stacks
 
 PERIOD_S = 0.2
+USAGE_S = 5.0
 CHUNK = 64 * 1024
 BACKLOG = 1 << 20
 """Bytes kept for a head that does not listen; log text beyond stays on disk until it does."""
@@ -74,6 +77,7 @@ class Guardian:
         self.done: set[int] = set()
         self.last_ping = time.monotonic()
         self.heard = bytearray()
+        self.reported = float("-inf")
 
     def look(self, *, last: bool = False) -> None:
         """Report whatever is new on disk; with ``last``, to the end of every file."""
@@ -140,11 +144,26 @@ class Guardian:
             command = json.loads(line)
             if "stop" in command:
                 return float(command["stop"])
+            if "save" in command:
+                write_json(self.dir / "stop.json", {"schema": 1})
+            if "dump" in command:
+                self.out.put("stacks", ranks=read_stacks(self.dir, self.records))
             self.last_ping = time.monotonic()
-            self.out.put("pong", n=command.get("ping"))
+            if "ping" in command:
+                self.out.put("pong", n=command["ping"])
+                self._report_usage()
         if time.monotonic() - self.last_ping > self.lease_s:
             return 2.0
         return None
+
+    def _report_usage(self) -> None:
+        """Memory of the host and of its ranks, now and then."""
+        if time.monotonic() - self.reported < USAGE_S:
+            return
+        self.reported = time.monotonic()
+        ranks = {rank: _kibibytes(f"/proc/{record['pid']}/status", "VmRSS:") for rank, record in self.records.items()}
+        total, available = (_kibibytes("/proc/meminfo", key) for key in ("MemTotal:", "MemAvailable:"))
+        self.out.put("usage", total=total, available=available, ranks=ranks)
 
     def stop(self, grace_s: float) -> None:
         """End everything of this run on this host, report what is left and the last of the logs."""
@@ -153,6 +172,15 @@ class Guardian:
         self.look(last=True)
         self.out.put("stopped", left=[{"pid": pid, "start_time": begun} for pid, begun in left.items()])
         self.out.flush_within(20.0)
+
+
+def _kibibytes(path: str, key: str) -> int | None:
+    """Bytes that a line of a file in /proc says in kibibytes."""
+    try:
+        lines = Path(path).read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), None)
 
 
 def _free_bytes(path: Path) -> int:

@@ -24,6 +24,7 @@ from llmtrain.train.failure import describe_failure
 from llmtrain.train.place import parse_place
 from llmtrain.train.records import SCHEMA, Beat
 from llmtrain.train.runjson import read_run
+from llmtrain.train.stacks import NUMBER
 
 if TYPE_CHECKING:
     from llmtrain.train.place import Place
@@ -43,12 +44,13 @@ def execute(run_json: Path, beat: Beat | None = None) -> int:
     beat = beat or Beat(run_json.parent, rank)
     world_size = _number(os.environ.get("WORLD_SIZE"))
     error: dict[str, str] | None = None
+    more: dict[str, Any] = {}
     try:
         run = read_run(run_json)
         place = parse_place(os.environ, run.world_size)
         world_size = place.world_size
         _settle(run, place)
-        _find_task(run)(run, place, beat)
+        more = _find_task(run)(run, place, beat) or {}
     except BaseException as problem:  # noqa: BLE001 - whatever ends a rank is recorded
         error = describe_failure(problem)
         traceback.print_exception(problem)
@@ -62,6 +64,7 @@ def execute(run_json: Path, beat: Beat | None = None) -> int:
         "exit_code": 0 if error is None else 1,
         "signal": None,
         "time": time.time(),
+        **more,
     }
     if error is None:
         beat.enter("done")
@@ -74,6 +77,10 @@ def execute(run_json: Path, beat: Beat | None = None) -> int:
 def _settle(run: RankRun, place: Place) -> None:
     """Bind cores and threads; must come before torch is imported."""
     faulthandler.enable()
+    stacks = run.run_dir / "stacks"
+    stacks.mkdir(exist_ok=True)
+    # Kept open for the life of the rank; written to when the guardian asks what the rank is doing.
+    faulthandler.register(NUMBER, (stacks / f"{place.rank}.txt").open("w", encoding="utf-8"), all_threads=True)
     cores = run.cores.get(place.local_rank)
     if cores:
         try:

@@ -13,6 +13,7 @@ from llmtrain.train.checkpoint import write_checkpoint
 from llmtrain.train.data import EpochOrder
 from llmtrain.train.masking import IGNORED
 from llmtrain.train.packing import PackedRows, PackingCollator, count_tokens, prove_isolation
+from llmtrain.train.stopping import StopOnRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,13 +80,14 @@ class Trainer(SFTTrainer):  # type: ignore[misc]
         self._beat = beat
         self._rows = data.step_rows
         self._evaluated_at = -1
+        self.stop = StopOnRequest(run.run_dir, crew)
         self._padding = PaddingCollator(processing_class.pad_token_id)
         super().__init__(
             train_dataset=data.train,
             eval_dataset=data.evaluation,
             processing_class=processing_class,
             data_collator=self._padding,
-            callbacks=[telemetry],
+            callbacks=[telemetry, self.stop],
             **options,
         )
         self.remove_callback(PrinterCallback)
@@ -159,7 +161,7 @@ class Trainer(SFTTrainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, *_: Any, **__: Any) -> None:
         step = self.state.global_step
-        if step % self._run.training.save_steps:
+        if not self.stop.asked and step % self._run.training.save_steps:
             return  # transformers asks once more after the last step, where the final model is written anyway
         self._beat.enter("save", step)
         write_checkpoint(self, self._run, self._crew)

@@ -1,0 +1,113 @@
+"""Go on from where a run ended: its order read back, and the newest checkpoint that all its hosts have."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmtrain.cluster.fleet import Command
+from llmtrain.errors import InputFileError, UsageError
+from llmtrain.launch.contact import open_fleet
+from llmtrain.launch.job import Selection, read_job
+from llmtrain.launch.jobs import read_document, read_status
+from llmtrain.spec.runfile import lay_over, read_env_file
+from llmtrain.spec.runspec import RunSpec
+from llmtrain.spec.script import Script
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from llmtrain.cluster.fleet import Fleet
+    from llmtrain.launch.rundir import RunDir
+
+# $1 the folder of checkpoints: those with a note, which is written last.
+_LIST = 'cd "$1" 2>/dev/null || exit 0; for one in step-*; do [ -e "$one/checkpoint.json" ] && echo "$one"; done; true'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """A run as it was asked for."""
+
+    spec: RunSpec
+    """The run file and all options."""
+    selection: Selection
+    """Options about hosts."""
+    script: Script | None
+    """The user's program."""
+
+
+def read_order(run_dir: RunDir, *, envs: Mapping[str, str], sets: Sequence[str] = ()) -> Order:
+    """What was asked for; values of variables are read anew.
+
+    Args:
+        run_dir: the run.
+        envs: variables given now; others come from the run's ``env_file`` and from our own environment.
+        sets: ``KEY=VALUE`` texts that change it.
+
+    Raises:
+        InputFileError: the folder does not say.
+        UsageError: a variable has no value any more.
+    """
+    document = read_document(run_dir.order)
+    if not document:
+        raise InputFileError("the run does not say how it was started", where=str(run_dir.order), fix="start it anew")
+    kept = document["spec"]
+    values = {**(read_env_file(kept["env_file"]) if kept.get("env_file") else {}), **envs}
+    for name in document["env_names"]:
+        value = values.get(name, os.environ.get(name))
+        if value is None:
+            raise UsageError(
+                f"the run had a variable {name}, and values are not kept", where="--env", fix=f"add --env {name}=VALUE"
+            )
+        values[name] = value
+    spec = RunSpec.model_validate_json(json.dumps(lay_over({**kept, "env": values}, sets)))
+    selection = {**document["selection"], "skip_checks": frozenset(document["selection"]["skip_checks"])}
+    script = document["script"]
+    return Order(
+        spec=spec,
+        selection=Selection(**selection),
+        script=Script(**{**script, "args": tuple(script["args"])}) if script else None,
+    )
+
+
+def plan_resume(run_dir: RunDir, order: Order, hosts: str | None) -> Order:
+    """The order of a run that goes on from another's newest checkpoint.
+
+    Raises:
+        UsageError: it still runs, or is done, or has no checkpoint.
+    """
+    status = read_status(run_dir)
+    if status.status in {"running", "done"}:
+        fix = f"llmtrain attach {status.run_id}" if status.status == "running" else "start another run"
+        raise UsageError(f"the run is {status.status}", where=status.run_id, fix=fix)
+    if order.script is not None:
+        raise UsageError(
+            "checkpoints of a script of yours are its own",
+            where=status.run_id,
+            fix="launch it again with its own option",
+        )
+    spec = order.spec if hosts is None else order.spec.model_copy(update={"hosts": hosts})
+    selection = order.selection if hosts is None else Selection(skip_checks=order.selection.skip_checks)
+    job = read_job(spec, selection)
+    folder = str(read_document(run_dir.run_file)["checkpoints"])
+    fleet = open_fleet(job)
+    try:
+        found = find_checkpoint(fleet, list(job.cluster.names), folder)
+    finally:
+        fleet.close()
+    if found is None:
+        raise UsageError(
+            "no checkpoint is on all hosts", where=folder, fix="start it anew; training.save_steps makes checkpoints"
+        )
+    training = spec.training.model_copy(update={"resume": found})
+    return Order(spec=spec.model_copy(update={"training": training}), selection=selection, script=None)
+
+
+def find_checkpoint(fleet: Fleet, names: Sequence[str], folder: str) -> str | None:
+    """The newest checkpoint below a folder that every host has, or None."""
+    answers = fleet.run(Command(argv=("/bin/sh", "-c", _LIST, "sh", folder))).all_good()
+    sets = [set(answers[name].stdout.decode().split()) for name in names]
+    common = set.intersection(*sets) if sets else set()
+    return f"{folder}/{max(common)}" if common else None
