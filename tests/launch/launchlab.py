@@ -79,8 +79,7 @@ class Run:
     @property
     def dir(self) -> Path:
         """The run folder on the head, as this machine sees it."""
-        (found,) = set(self.disk.glob("runs/*")) - self._known
-        return found
+        return min(set(self.disk.glob("runs/*")) - self._known)  # a later command may have made another one there
 
     @property
     def id(self) -> str:
@@ -129,6 +128,10 @@ class Run:
 
         wait_for(there, seconds, lambda: self.err)
         assert self._reached(step), self.err
+
+    def wait_more(self, step: int, seconds: float = WAIT_S) -> None:
+        """Wait until so many steps are done by a run that nobody here waits for."""
+        wait_for(lambda: self.step >= step, seconds, lambda: self.err)
 
     def _reached(self, step: int) -> bool:
         return set(self.disk.glob("runs/*")) > self._known and self.step >= step

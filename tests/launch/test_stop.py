@@ -40,7 +40,7 @@ def pair(launch_lab, two):
 def test_sigterm_ends_one_run_and_leaves_the_other_stepping(pair):
     """Of two runs on the same hosts one is stopped by SIGTERM with code 143; the other one goes on training."""
     first, second = pair
-    assert first.process.returncode == 143
+    assert first.process.returncode == 143, first.err
     assert first.outcome["reason"] == "stopped by SIGTERM"
     assert (first.outcome["leftovers"], first.outcome["unverified"]) == ({}, [])
     assert second.step >= second.reached + 3

@@ -29,6 +29,10 @@ DEEP = 8
 """Innermost frames in which a collective is looked for; wrappers that log and time it lie around it."""
 
 
+BEAT_S = 3.0
+"""How much older the last heartbeat of one rank may be than that of another."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Frame:
     """One Python frame."""
@@ -69,7 +73,7 @@ def judge_stall(plan: LaunchPlan, state: State, silent_s: float, step_s: float |
     """The rank that is behind, and what the others wait in. Pure."""
     stacks = {rank: parse_stack(item.get("text") or "") for rank, item in state.stacks.items()}
     waits = {rank: find_collective(frames) for rank, frames in stacks.items()}
-    behind = choose_behind(state, waits)
+    behind = choose_behind(state, waits, step_s)
     usual = "" if step_s is None else f" (a step usually takes {step_s:.2g} s)"
     message = f"no progress for {silent_s:.0f} s after step {state.last_step}{usual}"
     advice = "see stacks/ in the run folder for what every rank was doing; stall: in the run file sets the patience"
@@ -95,7 +99,7 @@ def judge_stall(plan: LaunchPlan, state: State, silent_s: float, step_s: float |
     return failure, ExitCode.STALLED
 
 
-def choose_behind(state: State, waits: Mapping[int, str | None]) -> int | None:
+def choose_behind(state: State, waits: Mapping[int, str | None], step_s: float | None = None) -> int | None:
     """A rank at an earlier step; else the only one that is in no collective while others are. Pure."""
     stopped = [rank for rank, item in state.stacks.items() if item.get("state") in {"T", "t", "D"}]
     if len(stopped) == 1:
@@ -104,9 +108,9 @@ def choose_behind(state: State, waits: Mapping[int, str | None]) -> int | None:
     free = [rank for rank, collective in waits.items() if collective is None]
     if len(free) == 1 and len(waits) > 1:
         return free[0]
-    # Beats are written once a second, so that a difference of one step means nothing.
+    # Beats are written once a second, so that a difference of less than some seconds of steps means nothing.
     slowest = min(steps, key=lambda rank: steps[rank], default=None)
-    if slowest is not None and max(steps.values()) - steps[slowest] > 1:
+    if slowest is not None and max(steps.values()) - steps[slowest] > max(1.0, BEAT_S / (step_s or BEAT_S)):
         return slowest
     return free[0] if free and len(free) < len(waits) else None
 

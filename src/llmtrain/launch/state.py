@@ -28,7 +28,7 @@ class Progress:
         self.at = now
         self.phase = ""
         self.step = 0
-        self._stepped_at: float | None = None
+        self._row: tuple[int, float] | None = None
         self._seconds: deque[float] = deque(maxlen=64)
 
     def note(self, now: float, record: Mapping[str, Any]) -> None:
@@ -36,13 +36,15 @@ class Progress:
         phase, step = record["phase"], record["step"]
         if phase == STEPPING and self.phase == STEPPING and step <= self.step:
             return
-        if phase == STEPPING and step > self.step:
-            if self._stepped_at is not None:
-                self._seconds.append((now - self._stepped_at) / (step - self.step))
-            self._stepped_at = now
-        elif phase != STEPPING:
-            self._stepped_at = None  # time of a save or an evaluation belongs to no step
         self.at, self.phase, self.step = now, phase, max(step, self.step)
+
+    def note_step(self, now: float, row: Mapping[str, Any]) -> None:
+        """Take a line of the metrics: there is one for every step, with the time on the rank's own clock."""
+        step, at, before = row["step"], row.get("time") or now, self._row
+        if before is not None and step == before[0] + 1 and self.phase == STEPPING:
+            self._seconds.append(at - before[1])
+        self._row = (step, at)
+        self.at, self.step = now, max(step, self.step)
 
     @property
     def step_s(self) -> float | None:

@@ -105,7 +105,8 @@ class _Supervisor:
         threading.Thread(target=self._look, daemon=True).start()
         agree = None if self.answers == "none" else self._agree
         try:
-            outcome = work(self._tell, self.asked, agree)
+            with self.asked.signals():
+                outcome = work(self._tell, self.asked, agree)
             self._tell("outcome", outcome.to_json())
             return int(outcome.exit_code)
         except LlmtrainError as error:

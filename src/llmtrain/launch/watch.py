@@ -242,6 +242,7 @@ class Watch:
             self.state.last_step = max(self.state.last_step, values["step"])
             self.state.final_loss = values["loss"]
             self.state.metric = values
+            self.progress.note_step(time.monotonic(), values)
         self.tell("metrics", values)
 
     def _ping(self) -> None:

@@ -1,0 +1,115 @@
+"""Runs seen and steered from another terminal than the one that started them, over three hosts of a lab."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+from tests.launch.launchlab import LLMTRAIN, wait_for
+
+# In its seventh step one rank sleeps; nothing of the product knows of it.
+SLEEPER = """
+import time as _time
+_before = Telemetry.on_step_end
+def _sleep(self, args, state, control, **more):
+    if state.global_step == 6:
+        _time.sleep(600)
+    return _before(self, args, state, control, **more)
+Telemetry.on_step_end = _sleep
+"""
+
+
+def call(launch_lab, folder, *words):
+    """`llmtrain WORDS --json` on the head: its exit code and document."""
+    done = launch_lab.lab.run("head", [LLMTRAIN, *words, "--json"], cwd=folder, check=False, timeout=120)
+    return done.returncode, json.loads(done.stdout or "null"), done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(launch_lab):
+    """A working folder for runs over three hosts."""
+    return launch_lab.folder("/root/jobs", hosts="node1 node2 node3")
+
+
+@pytest.fixture(scope="module")
+def kept(launch_lab, folder):
+    """A run whose terminal is killed, which is then looked at, and asked to stop from elsewhere; then resumed."""
+    run = launch_lab.launch(folder, "--json", "--set", "training.max_steps=100000")
+    run.wait_step(2)
+    run.process.send_signal(signal.SIGKILL)
+    run.wait()
+    before = run.step
+    run.wait_more(before + 5)
+    wait_for(lambda: call(launch_lab, folder, "status")[1]["hosts"][2]["memory"]["total"], 30, "no memory is known")
+    run.seen = call(launch_lab, folder, "status", run.id[:12])[1]
+    run.listed = call(launch_lab, folder, "jobs")[1]["runs"]
+    run.printed = launch_lab.lab.run("head", [LLMTRAIN, "logs", "--rank", "0", "--grep", "step 2/"], cwd=folder).stdout
+    run.stopped = call(launch_lab, folder, "stop", "last")
+    run.wait_gone()
+    run.again = launch_lab.start(
+        folder, "resume", "last", "--set", f"training.max_steps={run.outcome['last_step'] + 2}"
+    )
+    run.again.wait()
+    return run
+
+
+def test_a_run_outlives_its_terminal(kept):
+    """With the terminal's process killed the run trains on, and `status` and `jobs` show it running."""
+    assert kept.seen["status"] == "running"
+    assert kept.listed[-1]["run_id"] == kept.id
+    assert [host["alive"] for host in kept.seen["hosts"]] == [True] * 3
+    assert [rank["rank"] for host in kept.seen["hosts"] for rank in host["ranks"]] == [0, 1, 2]
+    assert all(rank["rss"] > 1 << 20 for host in kept.seen["hosts"] for rank in host["ranks"])
+    assert kept.seen["step"] >= 5
+
+
+def test_logs_are_chosen_by_rank_and_text(kept):
+    """`logs` prints only lines of that rank that hold the text, with host and rank before them."""
+    (line,) = kept.printed.splitlines()
+    assert line.startswith("node1-0 | step 2/")
+
+
+def test_stop_saves_and_leaves_nothing(kept):
+    """`stop` waits for a checkpoint on every host and a verified end; the run's own code is that of Ctrl-C."""
+    code, document, _ = kept.stopped
+    assert (code, document["outcome"]["exit_code"]) == (0, 130)
+    assert document["outcome"]["saved"].endswith(f"checkpoints/step-{document['outcome']['last_step']:06d}")
+    assert document["outcome"]["leftovers"] == {}
+
+
+def test_a_stopped_run_is_resumed_from_that_step(kept):
+    """`resume` goes on with the step after the saved one, and ends well."""
+    assert kept.again.process.returncode == 0, kept.again.err
+    assert kept.again.metrics[0]["step"] == kept.outcome["last_step"] + 1
+
+
+def test_sigterm_saves_and_ends_with_15(launch_lab, folder):
+    """SIGTERM to the command saves and ends with code 15, ready to be queued again."""
+    run = launch_lab.launch(folder, "--json", "--set", "training.max_steps=100000")
+    run.wait_step(1)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 15, run.err
+    assert "llmtrain resume" in run.err
+    run.wait_gone()
+
+
+def test_the_rank_that_sleeps_is_named(launch_lab, folder):
+    """Where one rank sleeps in step 7 the run ends with code 10, naming it, its line, and what the others wait in."""
+    sets = {"setup": json.dumps([sleeper()]), "stall.floor": "6", "training.max_steps": "99"}
+    run = launch_lab.launch(folder, "--json", *(word for key in sets for word in ("--set", f"{key}={sets[key]}")))
+    assert run.wait(120) == 10, run.err
+    failure = run.json["first_failure"]
+    assert (failure["host"], failure["rank"], failure["cause"]) == ("node2", 1, "stall")
+    assert "_sleep (" in failure["message"]
+    assert "ranks 0, 2 wait in" in failure["message"]
+    assert len(list((run.dir / "stacks").iterdir())) == 3
+    run.wait_gone()
+    launch_lab.wait_quiet()
+
+
+def sleeper():
+    """A setup line that makes node2's rank sleep in its seventh step."""
+    code = SLEEPER.replace("\n", "\\n")
+    file = "code/llmtrain/train/telemetry.py"
+    return f"[ $(uname -n) != node2 ] || grep -q _sleep {file} || printf '{code}' >>{file}"
