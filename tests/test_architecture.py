@@ -99,12 +99,17 @@ def test_command_line_starts_without_anything_heavy():
     assert ON_THE_HEAD & set(loaded) == set()
 
 
-@pytest.mark.parametrize("name", ["entry", "guardian", "bootstrap", "stacks"])
+@pytest.mark.parametrize("name", ["entry", "guardian", "bootstrap", "stacks", "kernellog"])
 def test_what_starts_first_on_a_host_needs_the_standard_library_only(name):
     """Leash, guardian and bootstrap load nothing that a bare interpreter lacks."""
     path = ROOT / f"train/{name}.py"
     ours = {item for item in imported(path) if item.startswith("llmtrain")}
-    assert ours <= {"llmtrain.process", "llmtrain.errors", "llmtrain.train.stacks"}
+    assert ours <= {
+        "llmtrain.process",
+        "llmtrain.errors",
+        "llmtrain.train.stacks",
+        "llmtrain.train.kernellog",
+    }
     assert {item.split(".")[0] for item in imported(path)} - {"llmtrain"} <= sys.stdlib_module_names
 
 

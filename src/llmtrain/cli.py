@@ -107,6 +107,9 @@ def launch(
     code: Annotated[
         str | None, typer.Option("--code", metavar="DIR", help="Code sent with a script of yours; its folder.")
     ] = None,
+    max_restarts: Annotated[
+        int | None, typer.Option("--max-restarts", metavar="N", min=0, help="After failures that this can cure.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Bring what hosts lack without asking.")] = False,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once all hosts are good, and print the run's id.")
@@ -132,6 +135,7 @@ def launch(
         skip_checks=parse_names(skip_check or (), option="--skip-check"),
     )
     options["launcher"] = ("--launcher", launcher)
+    options["restart.max"] = ("--max-restarts", max_restarts)
     spec = _read(run_file, options, sets, envs)
     script = read_program(context, code)
     if not dry_run:

@@ -29,6 +29,7 @@ def start_and_follow(
     run = supervise(
         lambda tell, asked, agree: carry_out(wanted, tell, asked, agree),
         answers="yes" if yes else "ask" if live.can_ask else "none",
+        notify=spec.notify,
     )
     try:
         outcome = follow(run, live.tell, live.ask, until=(lambda what: what == "run_dir") if detach else None)

@@ -108,6 +108,37 @@ def test_the_rank_that_sleeps_is_named(launch_lab, folder):
     launch_lab.wait_quiet()
 
 
+@pytest.fixture(scope="module")
+def restarted(launch_lab, folder):
+    """A run that loses a rank once and may be restarted twice; every event goes to a command."""
+    launch_lab.lab.write("head", "/root/notify.sh", "cat >>/root/notified\n")
+    sets = ("training.max_steps=12", "training.save_steps=3", "restart.pause=1", "notify=sh /root/notify.sh")
+    words = [word for one in sets for word in ("--set", one)]
+    run = launch_lab.launch(folder, "--json", "--max-restarts", "2", *words)
+    run.wait_step(7)
+    launch_lab.kill(run.rank(1)[1])
+    run.wait()
+    return run
+
+
+def test_a_killed_rank_costs_a_restart(restarted):
+    """The run goes on from its last checkpoint by itself and ends with code 0, no step left out."""
+    assert restarted.process.returncode == 0, restarted.err
+    assert (restarted.json["restarts"], restarted.json["last_step"]) == (1, 12)
+    assert "restart 1 of 2" in restarted.err
+    again = [row["step"] for row in restarted.metrics if "loss" in row]
+    second = again[again.index(max(again[: again.index(min(again[7:]), 7)])) + 1 :]
+    assert second == list(range(second[0], 13))
+    restarted.wait_gone()
+
+
+def test_every_event_reaches_the_command(launch_lab, restarted):
+    """`notify` gets events as JSON on its standard input, the failure and the end among them."""
+    lines = launch_lab.lab.read("head", "/root/notified").splitlines()
+    events = [json.loads(line)["event"] for line in lines]
+    assert {"run_dir", "start", "restart", "resume", "outcome"} <= set(events)
+
+
 def sleeper():
     """A setup line that makes node2's rank sleep in its seventh step."""
     code = SLEEPER.replace("\n", "\\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 # $1 the folder of checkpoints: those with a note, which is written last.
 _LIST = 'cd "$1" 2>/dev/null || exit 0; for one in step-*; do [ -e "$one/checkpoint.json" ] && echo "$one"; done; true'
+
+
+_STEP = re.compile(r"step-(\d+)/?$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,3 +115,9 @@ def find_checkpoint(fleet: Fleet, names: Sequence[str], folder: str) -> str | No
     sets = [set(answers[name].stdout.decode().split()) for name in names]
     common = set.intersection(*sets) if sets else set()
     return f"{folder}/{max(common)}" if common else None
+
+
+def checkpoint_step(path: str | None) -> int:
+    """The step after which a checkpoint was written, by its name; 0 for none. Pure."""
+    found = _STEP.search(path or "")
+    return int(found[1]) if found else 0

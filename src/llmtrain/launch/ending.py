@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from llmtrain.errors import ExitCode, StoppedError
 from llmtrain.launch import verdict
 from llmtrain.launch.verdict import Outcome
+from llmtrain.launch.xid import judge_xid
 
 if TYPE_CHECKING:
     from llmtrain.launch.asked import Asked
@@ -44,6 +45,7 @@ def judge_end(watch: Watch, run_dir: RunDir, asked: Asked) -> Outcome:
         failure, code = verdict.explain(*first)
     else:
         failure, code = state.noted[0]
+    failure, code = judge_xid(failure, code, state.kernel, failure.host)
     what = f"rank {failure.rank} on {failure.host}" if failure.rank is not None else failure.host or "the head"
     folded = len(state.failed) + len(state.noted) - 1
     ended = replace(base, exit_code=code, reason=f"{what}: {failure.message}", first_failure=failure, folded=folded)

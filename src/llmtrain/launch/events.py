@@ -10,6 +10,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from llmtrain.cluster.fleet import Command
+from llmtrain.cluster.local import LocalTransport
+from llmtrain.errors import LlmtrainError
+
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
@@ -20,19 +24,24 @@ COPY_EVERY_S = 1.0
 ELSEWHERE = {"metrics", "output", "sync", "synced"}
 """Kept in files of their own, or of no use to anybody who comes later."""
 LAST_S = 10.0
+NOTIFY_S = 30.0
 
 
 class EventLog:
     """Takes what a launch tells."""
 
-    def __init__(self, terminal: Connection | None) -> None:
+    def __init__(self, terminal: Connection | None, notify: str | None = None) -> None:
         self._terminal = terminal
+        self._notify = notify
+        self._news: queue.Queue[str | None] = queue.Queue(QUEUE)
         self._waiting: queue.Queue[tuple[str, dict[str, Any]] | None] = queue.Queue(QUEUE)
         self._early: list[str] | None = []
         self._path: Path | None = None
         self._copied: dict[tuple[str, str], float] = {}
         self._sender = threading.Thread(target=self._send, daemon=True)
         self._sender.start()
+        self._notifier = threading.Thread(target=self._call, daemon=True)
+        self._notifier.start()
 
     def tell(self, what: str, values: dict[str, Any]) -> None:
         """Write it down, and pass it on as it is."""
@@ -41,6 +50,9 @@ class EventLog:
         if what in ELSEWHERE or (what == "copy" and not self._is_due(values)):
             return
         line = json.dumps({"time": round(time.time(), 3), "event": what, **render_values(what, values)}, default=str)
+        if self._notify is not None:
+            with contextlib.suppress(queue.Full):
+                self._news.put_nowait(line)
         if self._early is not None:
             self._early.append(line)
         elif self._path is not None:
@@ -57,6 +69,8 @@ class EventLog:
         with contextlib.suppress(queue.Full):
             self._waiting.put(None, timeout=LAST_S)
             self._sender.join(LAST_S)
+            self._news.put(None, timeout=LAST_S)
+            self._notifier.join(LAST_S)
 
     def _is_due(self, values: dict[str, Any]) -> bool:
         key, now = (values["host"], values["path"]), time.monotonic()
@@ -64,6 +78,13 @@ class EventLog:
             return False
         self._copied[key] = now
         return True
+
+    def _call(self) -> None:
+        """The user's command, once for each event and one after the other."""
+        while (line := self._news.get()) is not None:
+            argv = ("/bin/sh", "-c", self._notify or "")
+            with contextlib.suppress(LlmtrainError):  # it is told, not asked
+                LocalTransport("head").run(Command(argv=argv, stdin=line.encode() + b"\n", timeout_s=NOTIFY_S))
 
     def _send(self) -> None:
         while (item := self._waiting.get()) is not None:

@@ -6,39 +6,33 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.errors import LlmtrainError
-from llmtrain.launch import verdict
+from llmtrain.errors import LlmtrainError, StoppedError
+from llmtrain.launch.again import checkpoint_step, find_checkpoint
 from llmtrain.launch.asked import Asked
+from llmtrain.launch.attempt import Prepared, clean_up, describe_failed_start, run_attempt, write_head
 from llmtrain.launch.command import choose_launcher
-from llmtrain.launch.contact import Contact, examine_hosts, open_fleet
+from llmtrain.launch.contact import examine_hosts, open_fleet
 from llmtrain.launch.delivery import Output, bring_home, choose_output, refuse_taken
-from llmtrain.launch.ending import judge_end
-from llmtrain.launch.execute import execute
 from llmtrain.launch.job import Job, Selection, read_job
-from llmtrain.launch.lineage import software_of
-from llmtrain.launch.order import render_order
 from llmtrain.launch.prepare import LaunchPlan, plan_launch
-from llmtrain.launch.project import examine_output, send_code
-from llmtrain.launch.rundir import RunDir, create_run_dir, new_run_id, write_private, write_record
-from llmtrain.launch.stage import copy_missing, remove, remove_scratch, stage
+from llmtrain.launch.restart import choose_hosts, choose_pause, judge_again
+from llmtrain.launch.rundir import RunDir, create_run_dir, new_run_id, write_record
+from llmtrain.launch.stage import remove
 from llmtrain.launch.supply import Agree, settle_replacements, supply_environment
-from llmtrain.launch.verdict import Outcome
-from llmtrain.launch.watch import Watch
 
 if TYPE_CHECKING:
     from llmtrain.cluster.fleet import Fleet
+    from llmtrain.launch.verdict import Outcome
     from llmtrain.spec.runspec import RunSpec
     from llmtrain.spec.script import Script
 
 Tell = Callable[[str, dict[str, Any]], None]
 """Called with the name of what happened and its values; the terminal or a log shows it."""
-
-STOP_GRACE_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +47,6 @@ class Wanted:
     """Where the tuned model goes."""
     missing: tuple[str, ...]
     """What DeepSpeed's runner needs here and is not there."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """A launch that could start now."""
-
-    job: Job
-    """What the head knows."""
-    contact: Contact
-    """What the hosts said."""
-    plan: LaunchPlan
-    """What will be written and run."""
-    output: Output
-    """Where the tuned model goes."""
 
 
 def read_wanted(spec: RunSpec, selection: Selection, script: Script | None = None) -> Wanted:
@@ -122,9 +102,110 @@ def carry_out(wanted: Wanted, tell: Tell, asked: Asked, agree: Agree | None) -> 
     try:
         ready = _prepare(wanted, fleet, tell, agree, dry_run=False)
         settle_replacements(ready.plan, wanted.job.cluster.origin, agree)
-        return _carry_out(ready, fleet, tell, asked)
-    finally:
+        run_dir = create_run_dir(wanted.run_id, Path.cwd())
+        write_head(ready, run_dir)
+        tell("run_dir", {"path": str(run_dir.path), "run_id": wanted.run_id})
+        outcome = _attempt(ready, fleet, run_dir, tell, asked)
+    except BaseException:
         fleet.close()
+        raise
+    return _Series(wanted, run_dir, tell, asked).go_on(ready, fleet, outcome)
+
+
+def _attempt(ready: Prepared, fleet: Fleet, run_dir: RunDir, tell: Tell, asked: Asked) -> Outcome:
+    """The first attempt; one that could start no rank is raised, after it has been written down."""
+    try:
+        return run_attempt(ready, fleet, run_dir, tell, asked)
+    except LlmtrainError as error:
+        write_record(run_dir.outcome, describe_failed_start(run_dir, error).to_json())
+        raise
+
+
+class _Series:
+    """Attempts at one run: after a failure it may be started again from its last checkpoint."""
+
+    def __init__(self, wanted: Wanted, run_dir: RunDir, tell: Tell, asked: Asked) -> None:
+        self.wanted = wanted
+        self.run_dir = run_dir
+        self.tell = tell
+        self.asked = asked
+        self.used = 0
+        self.fruitless = 0
+        self.plans: list[LaunchPlan] = []
+
+    def go_on(self, ready: Prepared, fleet: Fleet, outcome: Outcome) -> Outcome:
+        """Restart while that may help, then bring the model home and write down how it ended."""
+        restart, begun_at = self.wanted.job.spec.restart, 0
+        while True:
+            again = judge_again(
+                outcome, used=self.used, allowed=restart.max, begun_at=begun_at, fruitless=self.fruitless
+            )
+            if not again.ok or self.asked.event.is_set():
+                break
+            self.fruitless = self.fruitless + 1 if outcome.last_step <= begun_at else 0
+            pause = choose_pause(self.used, restart.pause)
+            values = {"number": self.used + 1, "of": restart.max, "why": again.reason, "pause_s": pause}
+            self.tell("restart", {**values, "after": outcome.reason})
+            self.plans.append(ready.plan)
+            if self.asked.event.wait(pause):
+                break
+            self.used += 1
+            fleet.close()
+            try:
+                ready, fleet = self._prepare_again(ready, outcome)
+                begun_at = checkpoint_step(ready.job.spec.training.resume)
+                outcome = run_attempt(ready, fleet, self.run_dir, self.tell, self.asked)
+            except StoppedError:
+                raise
+            except LlmtrainError as error:
+                outcome = replace(describe_failed_start(self.run_dir, error), last_step=outcome.last_step)
+        try:
+            return self._finish(ready, fleet, replace(outcome, restarts=self.used))
+        finally:
+            fleet.close()
+
+    def _prepare_again(self, ready: Prepared, outcome: Outcome) -> tuple[Prepared, Fleet]:
+        """Look at the hosts afresh, with spares in the places of lost ones, and at what checkpoints they have."""
+        failure, job = outcome.first_failure, ready.job
+        gone = (
+            [failure.host] if failure and failure.host and failure.cause in {"host-lost", "host-frozen", "xid"} else []
+        )
+        cluster, swapped = choose_hosts(job.cluster, gone, job.spec.restart.spares)
+        for lost, spare in swapped.items():
+            self.tell("spare", {"lost": lost, "spare": spare})
+        job = replace(job, cluster=cluster)
+        fleet = open_fleet(job)
+        try:
+            found = self._find_checkpoint(fleet, job)
+            training = job.spec.training.model_copy(update={"resume": found})
+            job = replace(job, spec=job.spec.model_copy(update={"training": training}))
+            wanted = replace(self.wanted, job=job, run_id=f"{self.wanted.run_id}-r{self.used}")
+            again = _prepare(wanted, fleet, self.tell, None, dry_run=False)
+            write_head(again, self.run_dir)
+            self.tell("resume", {"checkpoint": found})
+        except BaseException:
+            fleet.close()
+            raise
+        return again, fleet
+
+    def _find_checkpoint(self, fleet: Fleet, job: Job) -> str | None:
+        for plan in reversed(self.plans):
+            found = find_checkpoint(fleet, list(job.cluster.names), str(plan.run["checkpoints"]))
+            if found is not None:
+                return found
+        return self.wanted.job.spec.training.resume
+
+    def _finish(self, ready: Prepared, fleet: Fleet, outcome: Outcome) -> Outcome:
+        if outcome.ok:
+            outcome = bring_home(ready.plan, ready.output, fleet, outcome, self.tell)
+        clean_up(ready, fleet, outcome)
+        if outcome.ok:  # what earlier attempts have left is of no use any more
+            for plan in self.plans:
+                names = [host.name for host in plan.hosts if host.name in set(fleet)]
+                with contextlib.suppress(LlmtrainError):
+                    remove(plan, fleet, names=names)
+        write_record(self.run_dir.outcome, outcome.to_json())
+        return outcome
 
 
 def _prepare(wanted: Wanted, fleet: Fleet, tell: Tell, agree: Agree | None, *, dry_run: bool) -> Prepared:
@@ -141,84 +222,3 @@ def _find_missing() -> tuple[str, ...]:
     """What DeepSpeed's runner needs here and is not there."""
     missing = [name for name in ("deepspeed", "torch") if find_spec(name) is None]
     return (*missing, "pdsh") if shutil.which("pdsh") is None else tuple(missing)
-
-
-def _carry_out(ready: Prepared, fleet: Fleet, tell: Tell, asked: Asked) -> Outcome:
-    plan = ready.plan
-    run_dir = create_run_dir(plan.run_id, Path.cwd())
-    _write_head(ready, run_dir)
-    tell("run_dir", {"path": str(run_dir.path), "run_id": plan.run_id})
-    watch = Watch(plan, fleet, run_dir, tell)
-    try:
-        copy_missing(plan, fleet, tell)
-        stage(plan, fleet)
-        if plan.own_script:
-            send_code(plan, fleet)
-        tell("start", {"world_size": plan.world_size})
-        watch.open()
-    except LlmtrainError as error:
-        _write_failed_start(run_dir, error)
-        with contextlib.suppress(LlmtrainError):
-            remove(plan, fleet, names=ready.job.cluster.names)
-        raise
-    outcome = _train(ready, fleet, watch, run_dir, tell, asked)
-    if outcome.ok:
-        outcome = bring_home(ready.plan, ready.output, fleet, outcome, tell)
-    _clean(ready, fleet, outcome)
-    write_record(run_dir.outcome, outcome.to_json())
-    return outcome
-
-
-def _write_head(ready: Prepared, run_dir: RunDir) -> None:
-    for name, text in ready.plan.head_files.items():
-        write_private(run_dir.path / name, text)
-    hosts = [{"name": host.name, "slots": host.slots, "ranks": host.ranks} for host in ready.plan.hosts]
-    write_record(run_dir.run_file, {**ready.plan.run, "hosts": hosts, "output": str(ready.output)})
-    write_record(run_dir.order, render_order(ready.job))
-    facts = ready.contact.facts
-    write_record(run_dir.versions, {"hosts": {name: software_of(item) for name, item in facts.items()}})
-
-
-def _write_failed_start(run_dir: RunDir, error: LlmtrainError) -> None:
-    failure = verdict.Failure(host=error.where, rank=None, cause="start", message=error.error, advice=error.fix)
-    outcome = Outcome(
-        ok=False, exit_code=error.exit_code, run_dir=str(run_dir.path), reason=error.error, first_failure=failure
-    )
-    write_record(run_dir.outcome, outcome.to_json())
-
-
-def _train(ready: Prepared, fleet: Fleet, watch: Watch, run_dir: RunDir, tell: Tell, asked: Asked) -> Outcome:
-    """From the first rank to a verified end."""
-    with asked.in_order():
-        try:
-            launcher = execute(ready.plan, run_dir, fleet)
-        except LlmtrainError as error:
-            watch.close(None, grace_s=0.0)
-            _write_failed_start(run_dir, error)
-            raise
-        try:
-            watch.run(launcher, asked)
-        finally:
-            finished = watch.state.is_success(ready.plan.world_size)
-            tell("stopping", {"finished": finished})
-            watch.close(launcher, grace_s=0.0 if finished else STOP_GRACE_S)
-        return judge_end(watch, run_dir, asked)
-
-
-def _clean(ready: Prepared, fleet: Fleet, outcome: Outcome) -> None:
-    """Leave on the hosts only what somebody may still want: checkpoints, and all of a failed run's records."""
-    with contextlib.suppress(LlmtrainError):
-        remove_scratch(ready.plan, fleet)
-    if not outcome.ok:
-        return
-    names = list(ready.job.cluster.names)
-    keep = ["checkpoints"] if ready.job.spec.training.save_steps else []
-    with contextlib.suppress(LlmtrainError):
-        if ready.plan.own_script:
-            # Brought home was only rank 0's; a checkpoint in parts is of use only where its parts are.
-            left = examine_output(ready.plan, fleet)
-            first = ready.plan.hosts[0].name
-            keepers = [host for host, item in left.items() if item.checkpoints or (item.files and host != first)]
-            remove(ready.plan, fleet, names=keepers, keep=["output"])
-            names = [name for name in names if name not in keepers]
-        remove(ready.plan, fleet, names=names, keep=keep)

@@ -80,6 +80,8 @@ class State:
     """The last line of the metrics that holds a loss."""
     usage: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Host -> memory of the host and its ranks, in bytes."""
+    kernel: dict[str, list[str]] = field(default_factory=dict)
+    """Host -> what its kernel has said about its accelerators."""
     stacks: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Rank -> what it was doing when the run stood still."""
     noted: list[tuple[verdict.Failure, ExitCode]] = field(default_factory=list)

@@ -54,12 +54,13 @@ class Supervised:
     """Events come out of it, requests and answers go in."""
 
 
-def supervise(work: Work, *, answers: Answers) -> Supervised:
+def supervise(work: Work, *, answers: Answers, notify: str | None = None) -> Supervised:
     """Start a supervisor.
 
     Args:
         work: called there with what it tells, what is asked of it, and whom it may ask.
         answers: whether questions are answered with yes, by the terminal, or by nobody.
+        notify: a shell command that gets every event.
     """
     ours, theirs = Pipe()
     sys.stdout.flush()
@@ -73,7 +74,7 @@ def supervise(work: Work, *, answers: Answers) -> Supervised:
         os.setsid()
         ours.close()
         _leave_terminal(os.devnull)
-        code = _Supervisor(theirs, answers).run(work)
+        code = _Supervisor(theirs, answers, notify).run(work)
     finally:
         os._exit(code)
 
@@ -93,6 +94,7 @@ class _Supervisor:
 
     pipe: Connection
     answers: Answers
+    notify: str | None
     asked: Asked = field(default_factory=Asked)
     replies: queue.Queue[bool] = field(default_factory=queue.Queue)
     run_dir: RunDir | None = None
@@ -100,7 +102,7 @@ class _Supervisor:
     def run(self, work: Work) -> int:
         """Do it, and tell how it ended, whatever happens."""
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        self.log = EventLog(self.pipe)
+        self.log = EventLog(self.pipe, self.notify)
         threading.Thread(target=self._listen, daemon=True).start()
         threading.Thread(target=self._look, daemon=True).start()
         agree = None if self.answers == "none" else self._agree

@@ -166,13 +166,23 @@ def gone(rank: int, free_bytes: int) -> dict[str, Any]:
     return {"rank": rank, "ok": False, "error": error, "signal": 9}
 
 
-def host_lost(host: str) -> tuple[Failure, ExitCode]:
-    """A host that no longer answers."""
+def host_lost(host: str, door: str) -> tuple[Failure, ExitCode]:
+    """A host that no longer answers.
+
+    Args:
+        host: its name.
+        door: what its sshd did when asked afterwards; see ``cluster/alive.py``.
+    """
+    cause, message = "host-lost", "the host no longer answers"
     advice = f"see whether it is up: ping {host}; its ranks end by themselves when the lease runs out"
-    return (
-        Failure(host=host, rank=None, cause="host-lost", message="the host no longer answers", advice=advice),
-        ExitCode.HOST_LOST,
-    )
+    if door == "silent":
+        cause = "host-frozen"
+        message = "the host takes connections but no program on it answers: frozen, or out of memory to the point of it"
+        advice = f"look at its console, or reboot it; {advice}"
+    elif door == "answers":
+        message = "the host answers, but the run's guardian on it is gone: killed, or the host was rebooted"
+        advice = f"ssh -- {host} uptime"
+    return Failure(host=host, rank=None, cause=cause, message=message, advice=advice), ExitCode.HOST_LOST
 
 
 def launcher_died(code: int, tail: str) -> tuple[Failure, ExitCode]:

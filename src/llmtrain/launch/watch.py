@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from llmtrain.cluster.alive import run_knock
 from llmtrain.errors import HostError
 from llmtrain.launch import verdict
 from llmtrain.launch.rundir import write_record
@@ -190,6 +191,10 @@ class Watch:
         """What is only looked at later."""
         if event["event"] == "usage":
             self.state.usage[host] = event
+        elif event["event"] == "kernel":
+            self.state.kernel.setdefault(host, []).extend(event["lines"])
+            for line in event["lines"]:
+                self.tell("kernel", {"host": host, "line": line})
         elif event["event"] == "stacks":
             self.state.stacks.update({int(rank): item for rank, item in event["ranks"].items()})
 
@@ -200,7 +205,7 @@ class Watch:
 
     def _lose(self, host: str) -> None:
         self.state.lost.append(host)
-        self.state.noted.append(verdict.host_lost(host))
+        self.state.noted.append(verdict.host_lost(host, "unknown" if self.plan.local else run_knock(host)))
 
     def _rank_started(self, host: str, record: dict[str, Any]) -> None:
         rank, actual = record["rank"], record["world_size"]

@@ -173,6 +173,20 @@ class Live:
         limit = _duration(values["deadline_s"])
         self.say(f"saving after the step that runs, for at most {limit}; the same again stops now")
 
+    def _on_restart(self, values: dict[str, Any]) -> None:
+        self.close()
+        self.say(f"failed: {values['after']}")
+        self.say(f"restart {values['number']} of {values['of']} in {values['pause_s']:.0f} s: {values['why']}")
+
+    def _on_spare(self, values: dict[str, Any]) -> None:
+        self.say(f"{values['spare']} takes the place of {values['lost']}")
+
+    def _on_resume(self, values: dict[str, Any]) -> None:
+        self.say(f"going on from {values['checkpoint']}" if values["checkpoint"] else "no checkpoint: from the start")
+
+    def _on_kernel(self, values: dict[str, Any]) -> None:
+        self.say(f"{values['host']}: kernel: {values['line']}")
+
     def _on_stall(self, values: dict[str, Any]) -> None:
         self.say(f"no progress for {values['silent_s']:.0f} s: asking every rank what it is doing")
 

@@ -201,6 +201,17 @@ class StallPart(Part):
     """Seconds without a sign while it loads, prepares data, evaluates or saves, and in its first steps."""
 
 
+class RestartPart(Part):
+    """``restart:`` what happens after a failure that starting again can cure."""
+
+    max: NonNegative = 0
+    """So often, from the last checkpoint that all hosts have; `--max-restarts`."""
+    pause: Annotated[Number, Field(ge=0, le=3600)] = 10.0
+    """Seconds before the first; twice as long before each next, at most five minutes."""
+    spares: Annotated[tuple[str, ...], BeforeValidator(_tuple)] = ()
+    """Hosts that take the place of lost ones, with the same slots."""
+
+
 class HostPart(Part):
     """``per_host: NAME:`` what differs on one host."""
 
@@ -249,7 +260,10 @@ class RunSpec(Part):
     """Seconds a host goes on without hearing from this machine before it ends its ranks."""
     save_deadline: Annotated[Number, Field(ge=1)] = 300.0
     """Seconds that the save may take when a run is asked to stop (Ctrl-C once, `stop`, SIGTERM)."""
+    notify: str | None = None
+    """Shell command on this machine that gets every event of the run as JSON on its standard input."""
     stall: StallPart = StallPart()
+    restart: RestartPart = RestartPart()
     model: ModelPart = ModelPart()
     data: DataPart = DataPart()
     batch: BatchPart = BatchPart()

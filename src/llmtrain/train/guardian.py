@@ -23,6 +23,7 @@ if __package__ in {None, ""}:  # started by path
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from llmtrain.process import end_marked, start_time, write_json
+from llmtrain.train.kernellog import KernelLog
 from llmtrain.train.stacks import read_stacks
 
 PERIOD_S = 0.2
@@ -78,6 +79,7 @@ class Guardian:
         self.last_ping = time.monotonic()
         self.heard = bytearray()
         self.reported = float("-inf")
+        self.kernel = KernelLog()
 
     def look(self, *, last: bool = False) -> None:
         """Report whatever is new on disk; with ``last``, to the end of every file."""
@@ -87,6 +89,9 @@ class Guardian:
             for path in [*sorted((self.dir / "logs").glob("*.log")), self.dir / "metrics.jsonl"]:
                 while self._more_text(path, last=last) and last:
                     pass
+        lines = self.kernel.read()
+        if lines:
+            self.out.put("kernel", lines=lines)
         self._gone()
 
     def _new_records(self, kind: str) -> None:
