@@ -124,6 +124,7 @@ def launch(
     from llmtrain.launch.verdict import Outcome
     from llmtrain.report.live import Live
     from llmtrain.report.plan import plan_json, show_dry_run
+    from llmtrain.spec.runfile import find_run_file
 
     options = _options(hosts, config, model, data, output, env_file)
     selection = Selection(
@@ -133,6 +134,7 @@ def launch(
         master_addr=master_addr,
         master_port=master_port,
         skip_checks=parse_names(skip_check or (), option="--skip-check"),
+        run_file=find_run_file(run_file),
     )
     options["launcher"] = ("--launcher", launcher)
     options["restart.max"] = ("--max-restarts", max_restarts)

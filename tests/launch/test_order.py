@@ -44,3 +44,13 @@ def test_values_of_variables_are_not_kept(job, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="TOKEN") as caught:
         read_order(RunDir(tmp_path), envs={})
     assert "--env TOKEN=VALUE" in str(caught.value)
+
+
+def test_variables_of_the_run_file_are_read_again(job, tmp_path, monkeypatch):
+    """A variable that stands in the run file needs no option."""
+    monkeypatch.delenv("TOKEN", raising=False)
+    (tmp_path / "mine.yaml").write_text("env: {TOKEN: other}\n")
+    document = render_order(job)
+    document["selection"]["run_file"] = str(tmp_path / "mine.yaml")
+    write_record(RunDir(tmp_path).order, document)
+    assert read_order(RunDir(tmp_path), envs={}).spec.env == {"TOKEN": "other"}

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmtrain.cluster.fleet import Command
@@ -13,7 +14,7 @@ from llmtrain.errors import InputFileError, UsageError
 from llmtrain.launch.contact import open_fleet
 from llmtrain.launch.job import Selection, read_job
 from llmtrain.launch.jobs import read_document, read_status
-from llmtrain.spec.runfile import lay_over, read_env_file
+from llmtrain.spec.runfile import lay_over, read_env_file, read_run
 from llmtrain.spec.runspec import RunSpec
 from llmtrain.spec.script import Script
 
@@ -47,7 +48,7 @@ def read_order(run_dir: RunDir, *, envs: Mapping[str, str], sets: Sequence[str] 
 
     Args:
         run_dir: the run.
-        envs: variables given now; others come from the run's ``env_file`` and from our own environment.
+        envs: variables given now; others come from the run file, its ``env_file``, and our own environment.
         sets: ``KEY=VALUE`` texts that change it.
 
     Raises:
@@ -58,7 +59,7 @@ def read_order(run_dir: RunDir, *, envs: Mapping[str, str], sets: Sequence[str] 
     if not document:
         raise InputFileError("the run does not say how it was started", where=str(run_dir.order), fix="start it anew")
     kept = document["spec"]
-    values = {**(read_env_file(kept["env_file"]) if kept.get("env_file") else {}), **envs}
+    values = {**_read_variables(kept.get("env_file"), document["selection"].get("run_file")), **envs}
     for name in document["env_names"]:
         value = values.get(name, os.environ.get(name))
         if value is None:
@@ -74,6 +75,14 @@ def read_order(run_dir: RunDir, *, envs: Mapping[str, str], sets: Sequence[str] 
         selection=Selection(**selection),
         script=Script(**{**script, "args": tuple(script["args"])}) if script else None,
     )
+
+
+def _read_variables(env_file: str | None, run_file: str | None) -> dict[str, str]:
+    """Those of both files as they are now; the run file's win, as they did."""
+    found = read_env_file(env_file) if env_file else {}
+    if run_file and Path(run_file).is_file():
+        found.update(read_run(run_file).env)
+    return found
 
 
 def plan_resume(run_dir: RunDir, order: Order, hosts: str | None) -> Order:
@@ -93,7 +102,11 @@ def plan_resume(run_dir: RunDir, order: Order, hosts: str | None) -> Order:
             fix="launch it again with its own option",
         )
     spec = order.spec if hosts is None else order.spec.model_copy(update={"hosts": hosts})
-    selection = order.selection if hosts is None else Selection(skip_checks=order.selection.skip_checks)
+    selection = (
+        order.selection
+        if hosts is None
+        else Selection(skip_checks=order.selection.skip_checks, run_file=order.selection.run_file)
+    )
     job = read_job(spec, selection)
     folder = str(read_document(run_dir.run_file)["checkpoints"])
     fleet = open_fleet(job)

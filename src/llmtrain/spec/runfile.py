@@ -169,6 +169,12 @@ def _put(layers: Layers, path: KeyPath, value: Any, option: str) -> None:
     layers.options[path] = option
 
 
+def find_run_file(named: str | None) -> str | None:
+    """Absolute path of the run file that a command reads, if it reads one."""
+    path = Path(named or DEFAULT_NAME)
+    return str(path.resolve()) if named or path.exists() else None
+
+
 def parse_variables(texts: Sequence[str]) -> dict[str, str]:
     """``NAME=VALUE`` texts of ``--env``.
 
