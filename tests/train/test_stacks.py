@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -55,8 +56,7 @@ def test_a_stopped_rank_is_told_by_its_state(rank, tmp_path, monkeypatch):
 
 def read_state(pid):
     """The line of /proc that holds a process's state."""
-    with open(f"/proc/{pid}/status") as stream:
-        return stream.read().split("State:")[1].splitlines()[0]
+    return Path(f"/proc/{pid}/status").read_text().split("State:")[1].splitlines()[0]
 
 
 def test_a_process_without_a_handler_is_left_alone(tmp_path, monkeypatch):
