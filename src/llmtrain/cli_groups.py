@@ -11,7 +11,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Run": ("launch", "smoke"),
     "Before a run": ("init", "hosts", "check", "data", "plan", "map", "render"),
     "Bring to the hosts": ("sync", "sync-weights", "sync-env"),
-    "While it runs": ("jobs", "status", "attach", "stop", "resume", "who", "exec"),
+    "While it runs": ("jobs", "status", "logs", "attach", "stop", "resume", "clean", "who", "exec"),
     "After a run": ("ask", "merge", "export", "diff", "compare"),
 }
 """Heading -> commands under it, in the order of a run's life."""

@@ -16,7 +16,6 @@ from llmtrain.errors import ExitCode, LauncherError, UsageError
 if TYPE_CHECKING:
     from llmtrain.launch.rundir import RunDir
 
-PANEL = "Runs"
 RUN = typer.Argument(metavar="RUN", help="Id, the beginning of one, a run folder, or 'last'.")
 Run = Annotated[str, RUN]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, all else on stderr.")]
@@ -25,7 +24,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdou
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     for function in (jobs, status, logs, attach, stop, resume, clean):
-        app.command(rich_help_panel=PANEL)(function)
+        app.command()(function)
 
 
 def jobs(
