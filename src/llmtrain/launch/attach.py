@@ -7,7 +7,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.errors import ExitCode, LauncherError, LlmtrainError
+from llmtrain.errors import ExitCode, LauncherError, LlmtrainError, PreflightError
 from llmtrain.launch.jobs import request_stop
 from llmtrain.launch.verdict import parse_outcome
 
@@ -104,8 +104,9 @@ def follow(run: Supervised, tell: Tell, ask: Agree, *, until: Callable[[str], bo
 
 def _refuse(what: str, values: dict[str, Any]) -> None:
     if what == "error":
-        error = LlmtrainError(values["error"], where=values["where"], fix=values["fix"])
+        error = PreflightError(values["error"], where=values["where"], fix=values["fix"])
         error.exit_code = ExitCode(values["exit_code"])
+        error.findings = tuple(values["findings"])
         raise error
     if what == "bug":
         raise SupervisorBugError(values["message"]) from SupervisorBugError(values["trace"])

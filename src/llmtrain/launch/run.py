@@ -18,6 +18,7 @@ from llmtrain.launch.attempt import Prepared, clean_up, describe_failed_start, r
 from llmtrain.launch.command import choose_launcher
 from llmtrain.launch.contact import examine_hosts, open_fleet
 from llmtrain.launch.delivery import Output, bring_home, choose_output, refuse_taken
+from llmtrain.launch.fit import refuse_unfit
 from llmtrain.launch.job import Job, Selection, read_job
 from llmtrain.launch.prepare import LaunchPlan, plan_launch
 from llmtrain.launch.restart import choose_hosts, choose_pause, judge_again
@@ -214,6 +215,7 @@ def _prepare(wanted: Wanted, fleet: Fleet, tell: Tell, agree: Agree | None, *, d
     contact = examine_hosts(job, fleet)
     refuse_taken(wanted.output, fleet)
     plan = plan_launch(job, contact, wanted.run_id, dict(os.environ), missing=wanted.missing)
+    refuse_unfit(job, contact.facts, plan.deepspeed.config, cuda=contact.hardware.accelerator == "cuda")
     tell("plan", {"plan": plan, "output": str(wanted.output), "warnings": contact.warnings})
     return Prepared(job=job, contact=contact, plan=plan, output=wanted.output)
 

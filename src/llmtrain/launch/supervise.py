@@ -23,7 +23,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from llmtrain.errors import ExitCode, LlmtrainError
+from llmtrain.errors import ExitCode, LlmtrainError, PreflightError
 from llmtrain.launch.asked import Asked
 from llmtrain.launch.events import EventLog
 from llmtrain.launch.rundir import RunDir, write_record
@@ -113,8 +113,7 @@ class _Supervisor:
             return int(outcome.exit_code)
         except LlmtrainError as error:
             self._record(error.error, error.exit_code, error.where, error.fix)
-            values = {"error": error.error, "where": error.where, "fix": error.fix, "exit_code": int(error.exit_code)}
-            self._tell("error", values)
+            self._tell("error", render_error(error))
             return int(error.exit_code)
         except BaseException as error:  # noqa: BLE001  the terminal writes the debug file
             text = "".join(traceback.format_exception(error))
@@ -172,6 +171,13 @@ class _Supervisor:
                     request = json.loads(self.run_dir.request.read_text(encoding="utf-8"))
                     self.run_dir.request.unlink()
                     self.asked.send(signal.SIGINT, now=bool(request["now"]))
+
+
+def render_error(error: LlmtrainError) -> dict[str, Any]:
+    """An error as plain values, from which the terminal makes it again."""
+    values = {"error": error.error, "where": error.where, "fix": error.fix, "exit_code": int(error.exit_code)}
+    found = error.findings if isinstance(error, PreflightError) else ()
+    return {**values, "findings": [dict(one) for one in found]}
 
 
 def describe_self() -> dict[str, Any]:
