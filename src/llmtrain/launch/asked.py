@@ -26,6 +26,7 @@ class Asked:
         self.number: int | None = None
         """The signal of the first request."""
         self._in_order = False
+        self._sent = False
 
     def note(self, number: int, _frame: object) -> None:
         """Handle a signal: while ranks run it is only noted, before and after it ends what we are doing."""
@@ -38,8 +39,9 @@ class Asked:
 
     def send(self, number: int, *, now: bool) -> None:
         """Ask from another thread, as if a signal had come."""
-        if now:
+        if now or self._sent:  # two signals in one moment would be one
             self.now.set()
+        self._sent = True
         signal.pthread_kill(threading.main_thread().ident or 0, number)
 
     @contextlib.contextmanager

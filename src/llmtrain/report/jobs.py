@@ -30,7 +30,7 @@ def show_runs(runs: Sequence[RunStatus], *, hidden: int) -> None:
     if not runs:
         console.print("no runs yet", markup=False)
         return
-    table = _table("run", "status", "begun", "step", "loss", "left", "end")
+    table = _table("run", "status", "begun", "step", "loss", "left", "end", whole=True)
     for run in runs:
         outcome = run.outcome
         step = outcome.get("last_step", run.state.get("step"))
@@ -136,10 +136,12 @@ def _console(*, quiet: bool = False) -> Console:
     return Console(stderr=quiet, highlight=False, soft_wrap=True)
 
 
-def _table(*columns: str) -> Table:
+def _table(*columns: str, whole: bool = False) -> Table:
+    """With ``whole``, one line a row: the last column gets what is left of the width."""
     table = Table(box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        cut = whole and column == columns[-1]
+        table.add_column(column, overflow="ellipsis" if cut else "fold", no_wrap=whole, min_width=0 if cut else None)
     return table
 
 
