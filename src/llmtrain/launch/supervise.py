@@ -103,26 +103,29 @@ class _Supervisor:
         """Do it, and tell how it ended, whatever happens."""
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.log = EventLog(self.pipe, self.notify)
-        threading.Thread(target=self._listen, daemon=True).start()
-        threading.Thread(target=self._look, daemon=True).start()
-        agree = None if self.answers == "none" else self._agree
+        with self.asked.signals():  # before anybody can ask
+            what, values, code = self._work(work)
+            with self.asked.in_order():
+                self._tell(what, values)
+                self.log.close()
+        return code
+
+    def _work(self, work: Work) -> tuple[str, dict[str, Any], int]:
+        """The last event, and the exit code."""
         try:
-            with self.asked.signals():
-                outcome = work(self._tell, self.asked, agree)
-            self._tell("outcome", outcome.to_json())
-            return int(outcome.exit_code)
+            threading.Thread(target=self._listen, daemon=True).start()
+            threading.Thread(target=self._look, daemon=True).start()
+            outcome = work(self._tell, self.asked, None if self.answers == "none" else self._agree)
+            return "outcome", outcome.to_json(), int(outcome.exit_code)
         except LlmtrainError as error:
             self._record(error.error, error.exit_code, error.where, error.fix)
-            self._tell("error", render_error(error))
-            return int(error.exit_code)
+            return "error", render_error(error), int(error.exit_code)
         except BaseException as error:  # noqa: BLE001  the terminal writes the debug file
             text = "".join(traceback.format_exception(error))
             sys.stderr.write(text)
-            self._record(f"a bug in llmtrain: {type(error).__name__}: {error}", ExitCode.BUG, None, None)
-            self._tell("bug", {"message": f"{type(error).__name__}: {error}", "trace": text})
-            return ExitCode.BUG
-        finally:
-            self.log.close()
+            message = f"{type(error).__name__}: {error}"
+            self._record(f"a bug in llmtrain: {message}", ExitCode.BUG, None, None)
+            return "bug", {"message": message, "trace": text}, int(ExitCode.BUG)
 
     def _tell(self, what: str, values: dict[str, Any]) -> None:
         self.log.tell(what, values)
