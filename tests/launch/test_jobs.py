@@ -8,6 +8,8 @@ import signal
 import pytest
 from tests.launch.launchlab import LLMTRAIN, wait_for
 
+pytestmark = pytest.mark.timeout(600)  # three runs, one after the other, belong to one fixture
+
 # In its seventh step one rank sleeps; nothing of the product knows of it.
 SLEEPER = """
 import time as _time
