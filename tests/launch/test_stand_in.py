@@ -11,6 +11,7 @@ import pytest
 
 from llmtrain.launch.prepare import render_stand_in
 from llmtrain.launch.rundir import HostDir
+from llmtrain.launch.verdict import launcher_died
 from llmtrain.train import bootstrap
 
 HOSTILE = {"A": "$(touch canary)", "B": "`id`", "C": "two\nlines", "D": "'\"\\ %n %h", "E": "grüße", "F": ""}
@@ -30,7 +31,7 @@ def run_dir(tmp_path):
 def _start(folder, *, setup=(), keep=("HOME", "PATH"), login=None):
     (folder / "env.json").write_text(json.dumps({"keep": list(keep), "set": HOSTILE, "path": ["/opt/env/bin"]}))
     script = folder / "python"
-    script.write_text(render_stand_in(HostDir(path=folder), sys.executable, tuple(setup)))
+    script.write_text(render_stand_in(HostDir(path=folder), "node1", sys.executable, tuple(setup)))
     script.chmod(0o700)
     env = {"HOME": "/home/me", "PATH": "/usr/bin:/bin", "SECRET_OF_LOGIN": "x", **(login or {})}
     return subprocess.run([script, "-c", SHOW, "1 2", "$X"], env=env, capture_output=True, text=True, check=False)
@@ -74,5 +75,13 @@ def test_what_setup_lines_export_is_kept(run_dir):
 def test_a_failing_setup_line_stops_the_start(run_dir):
     """A setup line that fails ends the start instead of being passed over."""
     done = _start(run_dir, setup=["false", "true"])
-    assert done.returncode != 0
+    assert done.returncode == 1
     assert done.stdout == ""
+
+
+def test_a_failing_setup_line_names_its_host(run_dir):
+    """What the start says is read back as the host and the exit code of the setup, whatever pdsh puts around it."""
+    done = _start(run_dir, setup=["(exit 7)"])
+    failure, code = launcher_died(1, f"node1: {done.stderr}pdsh@head: node1: ssh exited with exit code 7")
+    assert (failure.host, failure.cause, code) == ("node1", "setup", 13)
+    assert "exit code 7" in failure.message

@@ -20,6 +20,7 @@ from llmtrain.launch.command import NODE_RANK, choose_launcher, render_command, 
 from llmtrain.launch.document import make_document
 from llmtrain.launch.render import assume
 from llmtrain.launch.rundir import HostDir, RunDir
+from llmtrain.launch.verdict import SETUP_FAILED
 from llmtrain.spec.choice import Choice
 from llmtrain.spec.dsconfig import Rendered, render_deepspeed
 from llmtrain.spec.hostfile import render_hostfile
@@ -301,7 +302,7 @@ def _plan_host(
     files = [
         HostFile(path="run.json", text=json.dumps(own_run, indent=2) + "\n"),
         HostFile(path="env.json", text=json.dumps(_env_request(env, python))),
-        HostFile(path="bin/python", text=render_stand_in(run_dir, python, job.spec.setup), mode=0o700),
+        HostFile(path="bin/python", text=render_stand_in(run_dir, host.name, python, job.spec.setup), mode=0o700),
     ]
     files.extend(shared)
     return HostPlan(
@@ -321,7 +322,7 @@ def _env_request(env: Mapping[str, str], python: str) -> dict[str, Any]:
     return {"keep": list(KEPT_ENV), "set": dict(env), "path": [str(PurePosixPath(python).parent)]}
 
 
-def render_stand_in(run_dir: HostDir, python: str, setup: tuple[str, ...]) -> str:
+def render_stand_in(run_dir: HostDir, host: str, python: str, setup: tuple[str, ...]) -> str:
     """The shell script that stands in for the interpreter in DeepSpeed's command line.
 
     One path on all hosts, although interpreters, setup lines and environments differ; and DeepSpeed's own
@@ -332,7 +333,10 @@ def render_stand_in(run_dir: HostDir, python: str, setup: tuple[str, ...]) -> st
     start = shlex.join([python, "-I", "-X", "utf8", run_dir / "code/llmtrain/train/bootstrap.py", str(run_dir), python])
     lines = ["#!/bin/bash" if setup else "#!/bin/sh", f"cd {folder} || exit 97"]
     if setup:
-        lines += ["export LLMTRAIN_BEFORE_SETUP=$(env -0 | base64 -w0)", "set -e", *setup, "set +e"]
+        # Said by the script itself: pdsh tells only that some host ended with some code.
+        trap = f"trap 'code=$?; echo \"{SETUP_FAILED} {host} with exit code $code\" >&2; exit $code' EXIT"
+        before = "export LLMTRAIN_BEFORE_SETUP=$(env -0 | base64 -w0)"
+        lines += [before, trap, "set -e", *setup, "set +e", "trap - EXIT"]
     return "\n".join([*lines, f'exec {start} "$@"', ""])
 
 

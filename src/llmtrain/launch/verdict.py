@@ -26,6 +26,9 @@ NO_SPACE_BYTES = 1 << 20
 """A disk with less than this free is full for every practical purpose."""
 
 
+SETUP_FAILED = "llmtrain: setup failed on"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """The failure that came first."""
@@ -187,6 +190,8 @@ def host_lost(host: str, door: str) -> tuple[Failure, ExitCode]:
 
 def launcher_died(code: int, tail: str) -> tuple[Failure, ExitCode]:
     """DeepSpeed's runner or pdsh ended while ranks were still running, or before they started."""
+    if match := re.search(rf"{SETUP_FAILED} (\S+) with exit code (\d+)", tail):
+        return _setup_failed(match[1], int(match[2]), tail)
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     failure = Failure(
         host=None,
@@ -197,6 +202,13 @@ def launcher_died(code: int, tail: str) -> tuple[Failure, ExitCode]:
         advice="see logs/launcher.log in the run folder",
     )
     return failure, ExitCode.LAUNCHER
+
+
+def _setup_failed(host: str, code: int, tail: str) -> tuple[Failure, ExitCode]:
+    """The run file's ``setup`` lines did not get through on a host."""
+    message = f"a line of setup: ended with exit code {code}, so no rank could start there"
+    advice = f"try the setup lines of the run file by hand: ssh -- {host}"
+    return Failure(host=host, rank=None, cause="setup", message=message, tail=tail, advice=advice), ExitCode.LAUNCHER
 
 
 def wrong_world(host: str, rank: int, planned: int, actual: int) -> tuple[Failure, ExitCode]:
