@@ -99,7 +99,7 @@ def test_command_line_starts_without_anything_heavy():
     assert ON_THE_HEAD & set(loaded) == set()
 
 
-@pytest.mark.parametrize("name", ["entry", "guardian", "bootstrap", "stacks", "kernellog"])
+@pytest.mark.parametrize("name", ["entry", "guardian", "bootstrap", "stacks", "kernellog", "locks"])
 def test_what_starts_first_on_a_host_needs_the_standard_library_only(name):
     """Leash, guardian and bootstrap load nothing that a bare interpreter lacks."""
     path = ROOT / f"train/{name}.py"
@@ -109,6 +109,7 @@ def test_what_starts_first_on_a_host_needs_the_standard_library_only(name):
         "llmtrain.errors",
         "llmtrain.train.stacks",
         "llmtrain.train.kernellog",
+        "llmtrain.train.locks",
     }
     assert {item.split(".")[0] for item in imported(path)} - {"llmtrain"} <= sys.stdlib_module_names
 

@@ -111,6 +111,7 @@ def launch(
         int | None, typer.Option("--max-restarts", metavar="N", min=0, help="After failures that this can cure.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Bring what hosts lack without asking.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Queue for accelerators another run holds.")] = False,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once all hosts are good, and print the run's id.")
     ] = False,
@@ -134,6 +135,7 @@ def launch(
         master_addr=master_addr,
         master_port=master_port,
         skip_checks=parse_names(skip_check or (), option="--skip-check"),
+        wait=wait,
         run_file=find_run_file(run_file),
     )
     options["launcher"] = ("--launcher", launcher)

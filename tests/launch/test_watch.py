@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import queue
 import time
+from dataclasses import replace
 
 import pytest
 from tests.launch.jobs import write_job
 
 from llmtrain.cluster.fleet import Fleet
 from llmtrain.cluster.sshconfig import SAFE_OPTIONS
-from llmtrain.errors import ExitCode, HostError
+from llmtrain.errors import ExitCode, HostError, PreflightError
 from llmtrain.launch import verdict
 from llmtrain.launch import watch as module
 from llmtrain.launch.asked import Asked
@@ -28,6 +29,7 @@ class FakeChannel:
     def __init__(self, *events):
         self.lines = queue.Queue()
         self.heard = []
+        self.locks = [{"event": "locked"}]
         self.say(*events)
 
     def say(self, *events):
@@ -45,6 +47,8 @@ class FakeChannel:
         self.heard.append(command)
         if "stop" in command:
             self.say({"event": "stopped", "left": []})
+        if "lock" in command:
+            self.say(*self.locks)
 
     def close(self):
         self.hang_up()
@@ -302,3 +306,31 @@ def test_ssh_gives_a_link_up_later_than_the_watch():
     """The connections of pdsh outlive a silence after which the watch calls a host lost."""
     options = dict(SAFE_OPTIONS)
     assert int(options["ServerAliveInterval"]) * int(options["ServerAliveCountMax"]) > LOST_S
+
+
+HELD = {"event": "busy", "holders": {"GPU-1": {"run": "theirs", "user": "ann", "pid": 7}}}
+
+
+@pytest.fixture
+def with_locks(watch):
+    """The same watch for a run on accelerators."""
+    watch.plan = replace(watch.plan, hosts=tuple(replace(host, locks=("GPU-1",)) for host in watch.plan.hosts))
+    return watch
+
+
+def test_an_accelerator_that_another_run_holds_stops_the_launch(with_locks, channels):
+    """Without --wait a launch ends with exit code 4, naming the host and whose run it is."""
+    channels["gpu004"].locks = [HELD]
+    with pytest.raises(PreflightError) as refused:
+        with_locks.lock(wait=False)
+    assert refused.value.where == "gpu004"
+    assert "theirs of ann" in refused.value.error
+    assert {"lock": ["GPU-1"]} not in channels["gpu006"].heard
+
+
+def test_a_launch_that_waits_goes_on_when_the_accelerator_is_free(with_locks, channels, told):
+    """With --wait it says what it waits for, and takes host after host in the order of their names."""
+    channels["gpu004"].locks = [HELD, {"event": "locked"}]
+    with_locks.lock(wait=True)
+    assert [values["host"] for what, values in told if what == "queue"] == ["gpu004"]
+    assert [{"lock": ["GPU-1"]} in channels[name].heard for name in ("gpu004", "gpu006")] == [True, True]

@@ -63,6 +63,7 @@ def run_attempt(ready: Prepared, fleet: Fleet, run_dir: RunDir, tell: Tell, aske
             send_code(plan, fleet)
         tell("start", {"world_size": plan.world_size})
         watch.open()
+        watch.lock(wait=ready.job.selection.wait)
     except LlmtrainError:
         with contextlib.suppress(LlmtrainError):
             remove(plan, fleet, names=ready.job.cluster.names)

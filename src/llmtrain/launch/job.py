@@ -43,6 +43,8 @@ class Selection:
     """``--master-port``."""
     skip_checks: frozenset[str] = frozenset()
     """``--skip-check``: failures that do not stop the launch."""
+    wait: bool = False
+    """``--wait``: queue for accelerators that another run holds."""
     run_file: str | None = None
     """The run file; a resumed run reads its variables again, since their values are kept nowhere."""
 

@@ -30,6 +30,7 @@ from llmtrain.spec.runspec import parse_ports, parse_rate
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from llmtrain.cluster.probes import Facts
     from llmtrain.launch.contact import Contact
     from llmtrain.launch.job import Job
     from llmtrain.spec.codetree import CodeTree
@@ -71,6 +72,8 @@ class HostPlan:
     """Files to write there; the rank code comes beside them."""
     env: Mapping[str, str]
     """What the ranks' environment is given."""
+    locks: tuple[str, ...] = ()
+    """Accelerators that only one run at a time may use; processors are shared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +318,14 @@ def _plan_host(
         own_dir=own_dir,
         files=tuple(files),
         env=env,
+        locks=_locks_of(facts, host.slots) if contact.hardware.accelerator == "cuda" else (),
     )
+
+
+def _locks_of(facts: Facts, slots: Sequence[int]) -> tuple[str, ...]:
+    """Names by which every user of a host knows its accelerators."""
+    uuids = {str(gpu.get("index")): gpu.get("uuid") for gpu in facts.accelerators}
+    return tuple(uuids.get(str(slot)) or f"slot-{slot}" for slot in slots)
 
 
 def _env_request(env: Mapping[str, str], python: str) -> dict[str, Any]:

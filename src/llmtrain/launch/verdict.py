@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.errors import ExitCode
+from llmtrain.errors import ExitCode, PreflightError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -209,6 +209,18 @@ def _setup_failed(host: str, code: int, tail: str) -> tuple[Failure, ExitCode]:
     message = f"a line of setup: ended with exit code {code}, so no rank could start there"
     advice = f"try the setup lines of the run file by hand: ssh -- {host}"
     return Failure(host=host, rank=None, cause="setup", message=message, tail=tail, advice=advice), ExitCode.LAUNCHER
+
+
+def held(host: str, holders: Mapping[str, Mapping[str, Any]]) -> PreflightError:
+    """Another run has an accelerator of a host."""
+    name, holder = next(iter(holders.items()))
+    if "problem" in holder:
+        error = f"{name} cannot be locked: {holder['problem']}"
+    else:
+        who = f"run {holder.get('run', '?')} of {holder.get('user', '?')}, process {holder.get('pid', '?')}"
+        more = f" (and {len(holders) - 1} more)" if len(holders) > 1 else ""
+        error = f"{name}{more} is in use by {who}"
+    return PreflightError(error, where=host, fix=f"llmtrain launch --wait queues for it; llmtrain who shows {host}")
 
 
 def wrong_world(host: str, rank: int, planned: int, actual: int) -> tuple[Failure, ExitCode]:

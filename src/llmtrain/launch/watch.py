@@ -89,6 +89,34 @@ class Watch:
                 names = ", ".join(sorted(waiting))
                 raise HostError("the guardian did not start", where=names, fix=f"ssh -- {min(waiting)} true")
 
+    def lock(self, *, wait: bool) -> None:
+        """Take the accelerators, host by host in one order for all launches, so that no two wait for each other.
+
+        Args:
+            wait: queue for those that another run holds.
+
+        Raises:
+            PreflightError: one is held by another run, and we are not to wait.
+            HostError: a host does not answer.
+        """
+        for host in sorted((one for one in self.plan.hosts if one.locks), key=lambda one: one.name):
+            self._send(host.name, {"lock": list(host.locks)})
+            deadline: float | None = time.monotonic() + 30
+            event: dict[str, Any] = {}
+            while event.get("event") != "locked":
+                self._ping()
+                name, event = self._next(PING_S / 2)
+                if name and name != host.name:
+                    event = {}
+                if event.get("event") == "busy":
+                    refused = verdict.held(host.name, event["holders"])
+                    if not wait:
+                        raise refused
+                    self.tell("queue", {"host": host.name, "text": refused.error})
+                    deadline = None
+                elif event.get("event") == "end" or (deadline is not None and time.monotonic() > deadline):
+                    raise HostError("the guardian took no lock", where=host.name, fix=f"ssh -- {host.name} true")
+
     def _listen(self, name: str, channel: Channel) -> None:
         rest = b""
         while data := channel.read():

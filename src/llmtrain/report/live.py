@@ -89,6 +89,9 @@ class Live:
     def _on_run_dir(self, values: dict[str, Any]) -> None:
         self.say(f"run folder: {values['path']}")
 
+    def _on_queue(self, values: dict[str, Any]) -> None:
+        self.say(f"waiting for {values['host']}: {values['text']}")
+
     def _on_copy_wait(self, values: dict[str, Any]) -> None:
         self.say(f"another launch is copying {values['path']} to {values['host']}: waiting for it")
 

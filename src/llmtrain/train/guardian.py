@@ -2,7 +2,8 @@
 
 The head starts it over a channel of its own. It tells, as JSON lines on standard output, what the ranks write on
 this host (records, heartbeats, metrics, log text), and hears ``{"ping": n}``, ``{"save": true}`` (ranks are to save
-and end), ``{"dump": true}`` (what are they doing?) and ``{"stop": seconds}``. When its standard input ends, or no
+and end), ``{"dump": true}`` (what are they doing?), ``{"lock": names}`` (take these accelerators for the run) and
+``{"stop": seconds}``. When its standard input ends, or no
 ping came for the lease, it ends every process of the run on this host. Log files are read from disk, so a head that
 does not listen never holds up a rank. Standard library only.
 """
@@ -24,6 +25,7 @@ if __package__ in {None, ""}:  # started by path
 
 from llmtrain.process import end_marked, start_time, write_json
 from llmtrain.train.kernellog import KernelLog
+from llmtrain.train.locks import Locks
 from llmtrain.train.stacks import read_stacks
 
 PERIOD_S = 0.2
@@ -78,6 +80,9 @@ class Guardian:
         self.done: set[int] = set()
         self.last_ping = time.monotonic()
         self.heard = bytearray()
+        self.locks = Locks(run_id)
+        self.wanted: list[str] = []
+        self.busy: dict[str, dict[str, Any]] = {}
         self.reported = float("-inf")
         self.kernel = KernelLog()
 
@@ -93,6 +98,22 @@ class Guardian:
         if lines:
             self.out.put("kernel", lines=lines)
         self._gone()
+        self._lock()
+
+    def _lock(self) -> None:
+        """Take the accelerators of the run as soon as nobody holds one of them, and say who does until then."""
+        if not self.wanted:
+            return
+        try:
+            busy = self.locks.take(self.wanted)
+        except OSError as error:
+            busy = {self.wanted[0]: {"problem": f"{error.filename}: {error.strerror}"}}
+        if not busy:
+            self.wanted = []
+            self.out.put("locked")
+        elif busy != self.busy:
+            self.out.put("busy", holders=busy)
+        self.busy = busy
 
     def _new_records(self, kind: str) -> None:
         for path in sorted((self.dir / kind).glob("[0-9]*.json")):
@@ -149,6 +170,8 @@ class Guardian:
             command = json.loads(line)
             if "stop" in command:
                 return float(command["stop"])
+            if "lock" in command:
+                self.wanted = list(command["lock"])
             if "save" in command:
                 write_json(self.dir / "stop.json", {"schema": 1})
             if "dump" in command:
