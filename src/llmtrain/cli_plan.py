@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from llmtrain.plan.estimate import Estimate
     from llmtrain.plan.request import Request
 
 RunFile = Annotated[str | None, typer.Argument(metavar="[RUN.yaml]", help="Run file; llmtrain.yaml here if it exists.")]
@@ -39,17 +40,23 @@ def plan(
     assume: Assume = None,
     compare: Annotated[bool, typer.Option("--compare", help="Estimate all configurations, best first.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Trace activations of the real class (needs torch).")] = False,
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="RUN", help="Put the step time a run had beside the estimate.")
+    ] = None,
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:
     """Memory, speed and verdict of a run, before it starts."""
+    from llmtrain.errors import UsageError
     from llmtrain.plan.choose import choose_setup, describe, smallest_changes
     from llmtrain.plan.estimate import estimate, estimate_json
-    from llmtrain.report.estimates import cost_json, open_console, show_cost, show_estimate, show_ranking
+    from llmtrain.report.estimates import cost_json, open_console, show_against, show_cost, show_estimate, show_ranking
 
     request = _request(run_file, model, hosts, cluster, config, sets, assume)
     console = open_console(aside=as_json)
     if compare or config == "auto":
+        if against:
+            raise UsageError("--against is about one configuration", fix="leave out --compare and --config auto")
         ranking = choose_setup(request.shape, request.setup, request.hardware)
         show_ranking(console, ranking)
         if as_json:
@@ -57,10 +64,13 @@ def plan(
             _write({"reason": ranking.reason, "rows": rows})
         return
     found = estimate(request.shape, request.setup, request.hardware)
+    beside = _against(against, found)
     changes = () if found.fit.verdict == "fits" else smallest_changes(found)
     show_estimate(console, found, changes, request.choices)
     steps = _max_steps(sets, run_file)
     show_cost(console, found, steps)
+    if beside:
+        show_against(console, beside)
     if trace:
         from llmtrain.launch.tracing import run_trace
         from llmtrain.report.estimates import show_trace
@@ -70,7 +80,7 @@ def plan(
         _write_html(html, request)
     if as_json:
         told = [{"setting": change.setting, "slowdown": change.slowdown} for change in changes]
-        _write({**estimate_json(found), **cost_json(found, steps), "changes": told})
+        _write({**estimate_json(found), **cost_json(found, steps), **beside, "changes": told})
 
 
 def show_map_command(
@@ -133,6 +143,24 @@ def _request(
     }
     spec = read_run(run_file, options=options, sets=sets or ())
     return read_request(spec, cluster=cluster, assumptions=assume or ())
+
+
+def _against(name: str | None, found: Estimate) -> dict[str, Any]:
+    """The measured step beside the estimated one; empty where no run was named."""
+    if name is None:
+        return {}
+    from llmtrain.launch.against import read_measured
+
+    run = read_measured(name, found.setup)
+    return {
+        "against": {
+            "run": run.name,
+            "steps": run.steps,
+            "measured_seconds": run.seconds,
+            "estimated_seconds": found.step.seconds,
+            "error": found.step.seconds / run.seconds - 1,
+        }
+    }
 
 
 def _max_steps(sets: list[str] | None, run_file: str | None) -> int | None:

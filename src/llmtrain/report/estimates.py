@@ -13,7 +13,7 @@ from llmtrain.plan.terms import sum_at
 from llmtrain.report.errors import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from llmtrain.plan.choose import Change, Ranking
     from llmtrain.plan.estimate import Estimate
@@ -152,6 +152,16 @@ def cost_json(found: Estimate, steps: int | None) -> dict[str, Any]:
         return {}
     hours = steps * found.step.seconds / 3600
     return {"run": {"steps": steps, "hours": hours, "gpu_hours": hours * found.setup.ranks}}
+
+
+def show_against(console: Console, beside: Mapping[str, Any]) -> None:
+    """The step a run measured beside the estimate."""
+    told = beside["against"]
+    console.print(
+        f"against {told['run']}: a step took {told['measured_seconds']:.3f} s (median of {told['steps']}),"
+        f" estimated {told['estimated_seconds']:.3f} s ({told['error']:+.1%})",
+        markup=False,
+    )
 
 
 def show_trace(console: Console, found: Estimate, traced: int) -> None:
