@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from llmtrain.launch.leftovers import Leftover, Leftovers
 
 WATCH_S = 1.0
+WIDE = 400
 SILENT_S = 10.0
 """Silence of a host that is worth a word."""
 
@@ -39,7 +40,10 @@ def show_runs(runs: Sequence[RunStatus], *, hidden: int) -> None:
         left = _duration(run.state.get("left_s")) if run.status == "running" else ""
         cells = (run.run_id, run.status, begun, _steps(step, run.state), _number(loss), left, outcome.get("reason", ""))
         table.add_row(*(Text(clean(str(cell)).splitlines()[0] if cell else "") for cell in cells))
-    console.print(table)
+    _keep_whole(table)
+    if not console.is_terminal:  # nobody's screen is too narrow
+        console.width = WIDE
+    console.print(table, soft_wrap=False)
     if hidden:
         console.print(f"and {hidden} older ones: --all", markup=False)
 
@@ -143,6 +147,12 @@ def _table(*columns: str, whole: bool = False) -> Table:
         cut = whole and column == columns[-1]
         table.add_column(column, overflow="ellipsis" if cut else "fold", no_wrap=whole, min_width=0 if cut else None)
     return table
+
+
+def _keep_whole(table: Table) -> None:
+    """Only the last column may be cut: a run's name is there to be copied."""
+    for column in table.columns[:-1]:
+        column.min_width = max(len(str(cell)) for cell in (column.header, *column.cells))
 
 
 def _steps(step: object, state: Mapping[str, Any]) -> str:
