@@ -2,8 +2,8 @@
 
     python bench/sync_links.py [8:200:256 16:100:128 32:50:64] [--rounds 3] [--baselines]
 
-Each case is HOSTS:MBIT:MIB. Hosts are those of the lab (root needed), every cable limited in both directions.
-Prints one JSON line per measurement and a table at the end. Medians of the rounds; baselines one round.
+Each case is HOSTS:MBIT:MIB; 0 Mbit is an unlimited link. Hosts are those of the lab (root needed), every cable
+limited in both directions. Prints one JSON line per measurement and per case; medians of the rounds, baselines once.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def case(hosts: int, mbit: int, mib: int, rounds: int, *, with_baselines: bool) 
         lab.write("head", "/root/hosts", "".join(f"{name} slots=1\n" for name in lab.nodes))
         lab.run("head", ["bash", "-c", f"mkdir /root/bench; head -c {mib}M /dev/urandom > {PLACE}"])
         for host in lab.names:
-            lab.rate(host, f"{mbit}mbit")
+            lab.rate(host, f"{mbit}mbit" if mbit else None)
         chains, singles = [], []
         for _ in range(rounds):
             singles.append(single(lab))

@@ -8,13 +8,10 @@ Nothing of it stays: no daemon, no open port, no key.
 import base64
 import gc
 import os
-import struct
 import sys
 import threading
 import time
 import traceback
-import zlib
-from json import dumps, loads
 from typing import Any, List, Optional
 
 from llmtrain.sync import finish
@@ -24,6 +21,7 @@ from llmtrain.sync.hop import Hop, allow, forbid, own_address, own_sshd
 from llmtrain.sync.manifest import (
     HASHED_AT_ONCE,
     Cache,
+    Entry,
     Scan,
     TreeError,
     block_count,
@@ -33,40 +31,14 @@ from llmtrain.sync.manifest import (
     fill_holes,
     load,
     root_digest,
+    signature,
 )
 from llmtrain.sync.place import Place, users_of
 from llmtrain.sync.relay import BEAT_S, Bucket, Json, Puller, Server, Stream
 from llmtrain.sync.sockets import make_contexts, reachable
+from llmtrain.sync.wire import Wire
 
 SILENCE_S = 40.0
-LENGTH = struct.Struct(">I")
-
-
-class Wire:
-    """Messages to and from the program that coordinates."""
-
-    def __init__(self) -> None:
-        self.source = sys.stdin.buffer
-        self.sink = os.fdopen(os.dup(1), "wb")
-        os.dup2(2, 1)  # whatever prints now cannot disturb the messages
-        self.heard = time.monotonic()
-        self._lock = threading.Lock()
-
-    def send(self, kind: str, **values: Any) -> None:
-        """One message."""
-        data = zlib.compress(dumps(dict(values, kind=kind)).encode(), 1)
-        with self._lock:
-            self.sink.write(LENGTH.pack(len(data)) + data)
-            self.sink.flush()
-
-    def receive(self) -> Optional[Json]:
-        """The next message, or None at the end."""
-        head = self.source.read(LENGTH.size)
-        if len(head) < LENGTH.size:
-            return None
-        data = self.source.read(LENGTH.unpack(head)[0])
-        self.heard = time.monotonic()
-        return dict(loads(zlib.decompress(data).decode()))
 
 
 class Agent:
@@ -122,7 +94,12 @@ class Source(Agent):
         self.cache.write()
         self.reader = None  # type: Optional[SourceReader]
         root = root_digest(self.scan.entries)
-        return {"rows": dump(self.scan.entries), "root": root, "followed": self.scan.followed[:50]}
+        size = sum(entry.size for entry in self.scan.entries if entry.kind == "f")
+        return {"files": len(self.scan.entries), "bytes": size, "root": root, "followed": self.scan.followed[:50]}
+
+    def rows(self, _message: Json) -> Json:
+        """The entries, for who has another tree."""
+        return {"rows": dump(self.scan.entries)}
 
     def tokens(self, _message: Json) -> Json:
         """Marks that hosts have left here by now: theirs is this very place."""
@@ -206,16 +183,21 @@ class Dest(Agent):
                 "this file system (NFS?) cannot swap two folders in one step; sync to a new, versioned path",
                 self.place.dest,
             )
-        known = bool(message["root"]) and self.place.record().get("root") == message["root"]
-        self.known = self.place.manifest() if known else []
-        if known and not self.hello["checksum"] and self._unchanged(message["delete"]):
-            return {"same": True, "known": True}
-        return {"same": False, "known": known}
+        record = self.place.record()
+        known = bool(message["root"]) and record.get("root") == message["root"]
+        self.known = []  # type: List[Entry]
+        same = known and not self.hello["checksum"] and self._unchanged(record, message["delete"])
+        if known and not same:
+            self.known = self.known or self.place.manifest()
+        return {"same": same, "known": known}
 
-    def _unchanged(self, delete: bool) -> bool:
+    def _unchanged(self, record: Json, delete: bool) -> bool:
         scan = self.builder._old
         if scan is None:
             return False
+        if not (delete and record.get("extras", 1)) and record.get("seen") == signature(scan.stats):
+            return True
+        self.known = self.place.manifest()
         scan.hash(self.cache, -1, set())
         found = diff(self.known, scan.entries)
         return not (found.added or found.changed or found.touched or (delete and found.removed))
@@ -314,7 +296,9 @@ class Dest(Agent):
                 raise TreeError("in use by %s; stop it, or --force" % ", ".join(users[:5]), self.place.dest)
         finish.remember(self.builder, int(time.time() * 1e9))
         self.cache.write()
-        self.place.commit(self.builder.entries, message["record"], message["keep"])
+        stats = self.builder.stats
+        record = dict(message["record"], seen=signature(stats), extras=len(stats) - len(self.builder.entries))
+        self.place.commit(self.builder.entries, record, message["keep"])
         self.builder.new_root = self.place.dest
         return {}
 

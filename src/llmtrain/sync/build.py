@@ -50,6 +50,7 @@ class Builder:
         self.copies = []  # type: List[Tuple[int, str]]
         self.needs = {}  # type: Dict[int, List[List[int]]]
         self.asks = []  # type: List[int]
+        self.stats = {}  # type: Dict[str, os.stat_result]
         self.reused_bytes = 0
         self.stream = None  # type: Optional[Stream]
         self._old = None  # type: Optional[Scan]

@@ -6,7 +6,7 @@ import json
 import zlib
 from pathlib import Path
 
-PARTS = ("manifest", "hop", "sockets", "relay", "blocks", "build", "finish", "place", "agent")
+PARTS = ("manifest", "wire", "hop", "sockets", "relay", "blocks", "build", "finish", "place", "agent")
 """Modules of the agent; each imports only earlier ones and the standard library of Python 3.6."""
 
 _LOADER = """

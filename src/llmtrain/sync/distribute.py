@@ -16,6 +16,7 @@ from llmtrain.errors import LlmtrainError
 from llmtrain.sync.certs import make_hop_key
 from llmtrain.sync.chain import Chain
 from llmtrain.sync.crew import Crew, SourceError, Tell
+from llmtrain.sync.links import encode
 from llmtrain.sync.manifest import load
 from llmtrain.sync.request import SOURCE, SyncReport, SyncRequest
 from llmtrain.sync.topology import ChunkPlan, plan_chunks
@@ -73,9 +74,7 @@ class Sync(Crew):
         """Everything after the start."""
         opened = self._gather("open", [SOURCE, *self.active])
         head = opened.pop(SOURCE)
-        self.entries = load(head["rows"])
-        self.report.files = len(self.entries)
-        self.report.tree_bytes = sum(entry.size for entry in self.entries if entry.kind == "f")
+        self.report.files, self.report.tree_bytes = head["files"], head["bytes"]
         self.report.root = head["root"]
         if head["followed"]:
             self.report.warnings.append(f"{len(head['followed'])} links leave the tree: their content is copied")
@@ -83,7 +82,9 @@ class Sync(Crew):
         self._refuse(opened)
         followers = self._find_shared()
         self._find_same()
-        plan = self._plan(head["rows"])
+        rows = self._ask("rows", [SOURCE])[SOURCE]["rows"] if self.active else []
+        self.entries = load(rows)
+        plan = self._plan(rows)
         self.report.total_bytes = plan.total_bytes
         disk = max((one["disk_bytes"] for one in self.report.planned.values()), default=0)
         hosts = dict(plan.host_bytes)
@@ -157,8 +158,9 @@ class Sync(Crew):
                 self.active.remove(name)
 
     def _plan(self, rows: list[list[Any]]) -> ChunkPlan:
+        whole, known = encode("manifest", rows=rows), encode("manifest", rows=None)
         for name in self.active:
-            self.links[name].send("manifest", rows=None if name in self._known else rows)
+            self.links[name].post(known if name in self._known else whole)
         asks = self._gather("manifest", self.active)
         files = sorted({number for answer in asks.values() for number in answer["asks"]})
         blocks: dict[str, str] = {}

@@ -26,6 +26,7 @@ def finish(builder: Builder, keep_extras: bool, exclude: List[str]) -> str:
     _folders(builder, extras)
     _digests(builder)
     _prove(builder)
+    builder.stats.update((entry.path, os.lstat(_new(builder, entry))) for entry in extras)
     _flush(builder.new_root)
     return root_digest(builder.entries)
 
@@ -99,7 +100,7 @@ def _prove(builder: Builder) -> None:
     seen = set()  # type: Set[int]
     inodes = {}  # type: Dict[str, int]
     for entry in builder.entries:
-        info = os.lstat(_new(builder, entry))
+        info = builder.stats[entry.path] = os.lstat(_new(builder, entry))
         bits = stat.S_IMODE(info.st_mode)
         if entry.kind == "f":
             good = stat.S_ISREG(info.st_mode) and info.st_ino not in seen
@@ -124,7 +125,7 @@ def remember(builder: Builder, now_ns: int) -> None:
             if table is None:
                 table = bytearray.fromhex(entry.digest) if block_count(entry.size) == 1 else None
             if table is not None:
-                builder.cache.put(os.lstat(_new(builder, entry)), bytes(table), now_ns)
+                builder.cache.put(builder.stats[entry.path], bytes(table), now_ns)
 
 
 def _flush(path: str) -> None:

@@ -20,6 +20,12 @@ LENGTH = struct.Struct(">I")
 Inbox = queue.Queue["tuple[str, dict[str, Any]]"]
 
 
+def encode(kind: str, **values: Any) -> bytes:
+    """A message as it travels."""
+    data = zlib.compress(json.dumps({**values, "kind": kind}).encode(), 1)
+    return LENGTH.pack(len(data)) + data
+
+
 class AgentLink:
     """An agent on a host, over a channel that ends it."""
 
@@ -38,9 +44,12 @@ class AgentLink:
 
     def send(self, kind: str, **values: Any) -> None:
         """Queue a message."""
-        data = zlib.compress(json.dumps({**values, "kind": kind}).encode(), 1)
-        self.sent_bytes += len(data)
-        self._outbox.put(LENGTH.pack(len(data)) + data)
+        self.post(encode(kind, **values))
+
+    def post(self, message: bytes) -> None:
+        """Queue a message that is encoded already: the same one for many hosts is encoded once."""
+        self.sent_bytes += len(message)
+        self._outbox.put(message)
 
     def close(self) -> None:
         """End the agent."""

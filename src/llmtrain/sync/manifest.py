@@ -139,6 +139,7 @@ class Cache:
         self.path = path
         self.known = {}  # type: Dict[str, str]
         self.used = {}  # type: Dict[str, str]
+        self.fresh = False
         try:
             with open(path, "rb") as stream:
                 self.known = json.loads(zlib.decompress(stream.read()).decode())
@@ -162,11 +163,12 @@ class Cache:
     def put(self, info: os.stat_result, blocks: bytes, now_ns: int) -> None:
         """Remember; not what was written so recently that a change could have left the time as it is."""
         if info.st_mtime_ns < now_ns - RACY_NS:
+            self.fresh = True
             self.known[self.key(info)] = self.used[self.key(info)] = base64.b64encode(blocks).decode()
 
     def write(self) -> None:
         """Replace the file with what was used since it was read."""
-        if not self.path or (self.used == {} and not self.known):
+        if not self.path or not (self.fresh or len(self.used) < len(self.known)):
             return
         os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
         temp = "%s.%d" % (self.path, os.getpid())
@@ -326,6 +328,16 @@ def root_digest(entries: Iterable[Entry]) -> str:
         if entry.kind == "f" and not entry.digest:
             return ""
         digest.update(repr(canonical(entry)).encode("utf-8", "surrogateescape") + b"\n")
+    return digest.hexdigest()
+
+
+def signature(stats: Dict[str, os.stat_result]) -> str:
+    """One digest of what identifies all contents of a tree without reading them: who it equals is unchanged."""
+    digest = hashlib.sha256()
+    for path in sorted(stats):
+        info = stats[path]
+        line = "%s\0%o %d %d %d\n" % (path, info.st_mode, info.st_ino, info.st_size, info.st_mtime_ns)
+        digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
