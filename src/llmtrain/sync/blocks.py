@@ -12,6 +12,7 @@ from llmtrain.sync.relay import Bytes, Stream
 
 FOLLOW_BYTES = 1 << 30
 """Files above this are dropped from the page cache behind the copy: a running job needs the memory more."""
+STEP_BYTES = 64 * MIB
 
 
 def as_frame(digests: List[bytes], parts: List[bytes]) -> List[Bytes]:
@@ -57,13 +58,18 @@ class SourceReader:
             data = os.pread(fd, length, offset)
             if (info.st_size, info.st_mtime_ns, info.st_ino) != (then.st_size, then.st_mtime_ns, then.st_ino):
                 raise TreeError("the source changed while it was copied", entry.path)
-            if entry.size > FOLLOW_BYTES and offset > 64 * MIB:
-                os.posix_fadvise(fd, 0, offset - 64 * MIB, os.POSIX_FADV_DONTNEED)
+            spare_cache(fd, entry.size, offset, STEP_BYTES)
         finally:
             os.close(fd)
         if len(data) != length:
             raise TreeError("the source changed while it was copied", entry.path)
         return data
+
+
+def spare_cache(fd: int, size: int, offset: int, behind: int) -> None:
+    """Drop one step of a big file from the page cache, so far behind; one call a step, since a call walks its range."""
+    if size > FOLLOW_BYTES and offset >= behind + STEP_BYTES and offset % STEP_BYTES == 0:
+        os.posix_fadvise(fd, offset - behind - STEP_BYTES, STEP_BYTES, os.POSIX_FADV_DONTNEED)
 
 
 def alike(one: int, other: int) -> bool:

@@ -13,7 +13,7 @@ import os
 import shutil
 from typing import Dict, Iterable, List, Optional, Set, Tuple
 
-from llmtrain.sync.blocks import FOLLOW_BYTES, alike, as_frame, copy_sparse, hash_present, split, write_all
+from llmtrain.sync.blocks import alike, as_frame, copy_sparse, hash_present, spare_cache, split, write_all
 from llmtrain.sync.manifest import (
     MIB,
     SMALL,
@@ -195,7 +195,7 @@ class Builder:
                 os.mkdir(self._new(entry), 0o700)
         for number in self.links:
             entry = self.entries[number]
-            os.link(os.path.join(self.old_root, entry.path) if entry.path else self.old_root, self._new(entry))
+            os.link(self.old_root + "/" + entry.path if entry.path else self.old_root, self._new(entry))
             self.reused_bytes += entry.size
         for number, path in self.copies:
             self._copy(path, self.entries[number])
@@ -320,8 +320,7 @@ class Builder:
             return
         fd = self._fd(file)
         write_all(fd, data, offset)
-        if entry.size > FOLLOW_BYTES and offset > 256 * MIB:
-            os.posix_fadvise(fd, 0, offset - 256 * MIB, os.POSIX_FADV_DONTNEED)
+        spare_cache(fd, entry.size, offset, 256 * MIB)
         self._left[file] -= 1
         if not self._left[file]:
             self._finish(file)
@@ -355,7 +354,7 @@ class Builder:
         return as_frame(digests, parts)
 
     def _new(self, entry: Entry) -> str:
-        return os.path.join(self.new_root, entry.path) if entry.path else self.new_root
+        return self.new_root + "/" + entry.path if entry.path else self.new_root
 
     @staticmethod
     def _dress(path: str, entry: Entry) -> None:

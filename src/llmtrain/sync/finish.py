@@ -32,7 +32,7 @@ def finish(builder: Builder, keep_extras: bool, exclude: List[str]) -> str:
 
 
 def _new(builder: Builder, entry: Entry) -> str:
-    return os.path.join(builder.new_root, entry.path) if entry.path else builder.new_root
+    return builder.new_root + "/" + entry.path if entry.path else builder.new_root
 
 
 def _duplicates(builder: Builder) -> None:

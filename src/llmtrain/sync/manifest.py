@@ -194,7 +194,7 @@ class Scan:
 
     def full(self, path: str) -> str:
         """Where the content of an entry is read."""
-        return self.origin.get(path) or (os.path.join(self.root, path) if path else self.root)
+        return self.origin.get(path) or (self.root + "/" + path if path else self.root)
 
     def run(self) -> "Scan":
         """Read names and attributes; contents only by `hash`."""
@@ -233,7 +233,7 @@ class Scan:
             self._walk(path, full)
         elif stat.S_ISREG(mode):
             self.entries.append(Entry(path, "f", bits, info.st_size, info.st_mtime_ns, "", "", ()))
-            if full != (os.path.join(self.root, path) if path else self.root):
+            if self.follow and full != (os.path.join(self.root, path) if path else self.root):
                 self.origin[path] = full
         else:
             self.others.append(path)

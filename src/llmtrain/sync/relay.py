@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 from llmtrain.sync.hop import Hop
 from llmtrain.sync.manifest import MIB, Entry, TreeError, block_size
-from llmtrain.sync.sockets import connect, listen, receive, tune
+from llmtrain.sync.sockets import connect, listen, receive
 
 HEADER = struct.Struct(">BIQ")
 DATA, WAIT = 1, 2
@@ -128,7 +128,7 @@ class Server:
     def _guard(self, raw: socket.socket) -> None:
         raw.settimeout(SEND_S)
         try:
-            tune(raw)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             conn = self.context.wrap_socket(raw, server_side=True)
         except (OSError, ValueError):
             self.refused += 1  # a stranger, or one who hung up: nothing was told to it

@@ -22,10 +22,6 @@ HOP_S = 20.0
 GATHER = 128 * 1024
 """Bytes to let arrive before they are looked at: on a slow link every packet would wake the receiver otherwise."""
 GATHER_S = 0.002
-SEND_BYTES = 512 * 1024
-NEAR_US = 3000
-RTT_AT = 68
-"""Where the kernel's tcp_info has the smoothed round trip."""
 Json = Dict[str, Any]
 
 
@@ -79,23 +75,6 @@ def listen(address: str, ports: Tuple[int, int]) -> socket.socket:
     raise TreeError("no free port from %d to %d (%s)" % (ports[0], ports[1], problem.strerror))
 
 
-def tune(sock: socket.socket) -> None:
-    """Make a socket fit for bulk data that travels on while it arrives.
-
-    In a chain acknowledgements wait behind what the host itself passes on. BBR takes that for a slow link, and CUBIC
-    with a large buffer fills every queue on the way; CUBIC with a small one keeps all links of a chain full. The small
-    one is for near hosts only. Where CUBIC is not allowed the system's choice stays.
-    """
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
-        (round_trip_us,) = struct.unpack_from("I", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), RTT_AT)
-        if round_trip_us < NEAR_US:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
-    except OSError:
-        pass
-
-
 def connect(context: ssl.SSLContext, peer: Json, hop: Optional[Hop] = None) -> ssl.SSLSocket:
     """A TLS connection to a peer, whose certificate must carry its name in this sync."""
     if peer.get("ssh") and hop is not None:
@@ -103,7 +82,7 @@ def connect(context: ssl.SSLContext, peer: Json, hop: Optional[Hop] = None) -> s
         raw.settimeout(HOP_S)
     else:
         raw = socket.create_connection((peer["address"], peer["port"]), timeout=CONNECT_S)
-        tune(raw)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         return context.wrap_socket(raw, server_hostname=peer["name"])
     except BaseException:  # whatever it is goes on; only the socket must not leak
