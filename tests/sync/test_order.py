@@ -164,24 +164,24 @@ def test_a_tree_of_a_host_to_some_hosts_without_what_is_excluded(commands):
     """The source is a host, the last two hosts get it, and a pattern leaves files out; generations come and go."""
     commands.say(
         "node1",
-        "mkdir -p /data/tree/logs; echo 1 > /data/tree/v; echo x > /data/tree/logs/a.log; echo p > /data/tree/p",
+        "mkdir -p /data/few/logs; echo 1 > /data/few/v; echo x > /data/few/logs/a.log; echo p > /data/few/p",
     )
-    words = ("sync", "node1:/data/tree", "/data/tree", "node2", "node3")
+    words = ("sync", "node1:/data/few", "/data/few", "node2", "node3")
     report = commands.run(*words, "--exclude", "*.log", "--exclude", "p")
     assert [host["host"] for host in report["hosts"]] == ["node2", "node3"]
     assert report["ok"], report
-    assert commands.say("node3", "cd /data/tree; find . | sort | tr '\\n' ' '") == ". ./logs ./v"
-    whole = commands.run("sync", "node1:/data/tree")
+    assert commands.say("node3", "cd /data/few; find . | sort | tr '\\n' ' '") == ". ./logs ./v"
+    whole = commands.run("sync", "node1:/data/few")
     assert whole["ok"], whole
     assert whole["hosts"][0]["note"] == "is the source"
     for value in "23":
-        commands.say("node1", f"echo {value} > /data/tree/v")
+        commands.say("node1", f"echo {value} > /data/few/v")
         assert commands.run(*words, "--keep", "2")["ok"]
     dry = commands.run(*words, "--rollback", "--dry-run")
     assert dry["ok"]
     assert commands.run(*words, "--rollback")["ok"]
-    assert [commands.say(host, "cat /data/tree/v") for host in ("node2", "node3")] == ["2", "2"]
-    commands.say("node1", "echo 4 > /data/tree/v")
+    assert [commands.say(host, "cat /data/few/v") for host in ("node2", "node3")] == ["2", "2"]
+    commands.say("node1", "echo 4 > /data/few/v")
     commands.lab.sshd_stop("node3")
     alone = commands.run(*words, "--rollback")
     assert "left as it is, because node3 cannot be reached" in alone["hosts"][0]["error"]
@@ -190,7 +190,7 @@ def test_a_tree_of_a_host_to_some_hosts_without_what_is_excluded(commands):
     none = commands.run(*words, "--rollback")
     assert none["code"] == 7
     assert "no older tree" in none["hosts"][0]["error"]
-    assert commands.say("node2", "cat /data/tree/v") == "4"
+    assert commands.say("node2", "cat /data/few/v") == "4"
 
 
 def test_an_environment_of_a_host_is_looked_at_there(commands, tmp_path):
