@@ -7,6 +7,7 @@ rank 0, ``master.pt``: the trained weights as DeepSpeed itself hands them out.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -55,17 +56,40 @@ def watch_weights() -> None:
     finetune.gather_weights = gather_and_note
 
 
+def damage_checkpoint(run: runjson.RankRun) -> None:
+    """Shorten a shard of the checkpoint that the run ``fallen-back`` asks for."""
+    if run.run_dir.name == "fallen-back" and RANK == 0:
+        shard = min(Path(run.training.resume).glob("global_step*/*optim_states.pt"))
+        os.truncate(shard, shard.stat().st_size // 2)
+
+
+def fill_disk() -> None:
+    """Let the disk be full for rank 1 when the run ``unsaved`` saves step 4 (a stand-in for the file system)."""
+    import torch
+
+    save = torch.save
+
+    def refuse(value, file, *args, **options):
+        if RANK == 1 and "unsaved/checkpoints/.step-000004" in str(file):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return save(value, file, *args, **options)
+
+    torch.save = refuse
+
+
 CURRENT: list[runjson.RankRun] = []
 
 if __name__ == "__main__":
     files = [Path(name) for name in sys.argv[1:]]
     watch_loading()
     watch_weights()
+    fill_disk()
     leave = crew.Crew.leave
     crew.Crew.leave = lambda _: None
     code = 0
     for file in files:
         CURRENT[:] = [runjson.read_run(file)]
+        damage_checkpoint(CURRENT[0])
         if file is files[-1]:
             crew.Crew.leave = leave
         code = rank.execute(file)

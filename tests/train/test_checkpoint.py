@@ -115,7 +115,7 @@ def test_resume_needs_a_checkpoint(tmp_path):
     """A folder that is no checkpoint of ours is refused by name."""
     run = read_run(make_run(tmp_path / "run", "/m", "/d", resume=str(tmp_path)))
     with pytest.raises(InputFileError, match=r"not a checkpoint .*checkpoint\.json"):
-        check_resume(run)
+        check_resume(run, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -128,4 +128,4 @@ def test_resume_in_another_shape(tmp_path, key, value, said):
     (tmp_path / "checkpoint.json").write_text(json.dumps(note))
     run = read_run(make_run(tmp_path / "run", "/m", "/d", zero_part=zero(3), resume=str(tmp_path)))
     with pytest.raises(InputFileError, match=said):
-        check_resume(run)
+        check_resume(run, tmp_path)

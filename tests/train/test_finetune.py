@@ -35,6 +35,8 @@ def two_ranks(tmp_path_factory, tiny_model, chat_file):
         run("zero3", save_steps=2, eval_steps=3, data_part={"eval": 0.1}),
         run("zero3-offload", zero_part=zero(3, offload=True)),
         run("resumed", resume=str(saved), data_part={"eval": 0.1}),
+        run("fallen-back", resume=str(saved.with_name("step-000004")), data_part={"eval": 0.1}),
+        run("unsaved", zero_part=zero(2), save_steps=2),
         run("offload-saved", zero_part=zero(2), save_steps=2),
         run("bf16", zero_part=zero(3, offload=True), dtype="bf16"),
         run("padded", micro=32, max_steps=1),
@@ -155,6 +157,23 @@ def test_resume_goes_on_as_if_nothing_had_happened(two_ranks):
         assert [line[key] for line in resumed] == pytest.approx([line[key] for line in whole], abs=1e-6), key
 
 
+def test_damaged_checkpoint_is_passed_over(two_ranks):
+    """Where the checkpoint asked for has a truncated shard, the run says so and goes on from the one before."""
+    runs, ended = two_ranks
+    assert "going on from step-000002 instead of step-000004: step-000004 on here: global_step4/" in ended.stdout
+    assert runs["fallen-back"].losses == pytest.approx(runs["zero3"].losses[2:], abs=1e-6)
+
+
+def test_full_disk_fails_the_save_and_not_the_run(two_ranks):
+    """A disk that is full on one rank fails that save on all, keeps the earlier checkpoint, and the run ends well."""
+    runs, ended = two_ranks
+    assert "checkpoint not saved, the previous one stays: here: [Errno 28] No space left on device" in ended.stdout
+    run = runs["unsaved"]
+    assert [path.name for path in (run.dir / "checkpoints").iterdir()] == ["step-000002"]
+    assert run.losses == pytest.approx(runs["zero2"].losses, abs=1e-6)
+    assert (run.dir / "output" / "model.safetensors").is_file()
+
+
 def test_checkpoints_are_whole(two_ranks):
     """A checkpoint has a part of every rank, what a host needs to resume on its own, and no unfinished neighbour."""
     for name, parts in (("zero3", 4), ("offload-saved", 3)):
@@ -163,7 +182,14 @@ def test_checkpoints_are_whole(two_ranks):
         saved = folder / "step-000004"
         assert (saved / "latest").read_text() == "global_step4"
         assert len(list((saved / "global_step4").iterdir())) == parts
-        needed = {"trainer_state.json", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth", "checkpoint.json"}
+        needed = {
+            "trainer_state.json",
+            "scheduler.pt",
+            "rng_state_0.pth",
+            "rng_state_1.pth",
+            "checkpoint.json",
+            "manifest.json",
+        }
         assert needed <= {path.name for path in saved.iterdir()}
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import shutil
 import struct
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +16,19 @@ from llmtrain.errors import DiskError, InputFileError, RankFailedError
 from llmtrain.process import write_json
 from llmtrain.train.modeldir import tidy, write_pretty
 from llmtrain.train.records import SCHEMA
+from llmtrain.train.seal import MANIFEST, choose_intact, examine_candidates, sync_folder, write_manifest, write_through
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from llmtrain.train.crew import Crew
     from llmtrain.train.runjson import RankRun
 
 KEEP = 2
 """Checkpoints kept on each host."""
 NOTE = "checkpoint.json"
+TORCH_WRITER = ("PytorchStreamWriter", "inline_container")
+"""Words in the RuntimeErrors with which torch.save tells that a file could not be written."""
 
 # --- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -31,35 +38,107 @@ def checkpoint_path(run: RankRun, step: int) -> Path:
     return run.checkpoints / f"step-{step:06d}"
 
 
-def write_checkpoint(trainer: Any, run: RankRun, crew: Crew) -> Path:
+def write_checkpoint(trainer: Any, run: RankRun, crew: Crew) -> Path | None:
     """Save optimizer, weights and place in the data, so that a run can go on; every rank calls this.
 
     Each host gets what its ranks need to go on, because hosts need not share a disk: DeepSpeed writes each rank's
     part where the rank is, and the small files that every rank reads are written once per host. The folder gets its
-    name when all ranks have written.
+    name when the files of all hosts are on disk and listed in its manifest.
+
+    Returns:
+        The checkpoint, or None where a disk did not take it: the run goes on, and the previous ones stay.
     """
     step = trainer.state.global_step
     final = checkpoint_path(run, step)
     partial = run.checkpoints / f".step-{step:06d}.partial"
-    tag = f"global_step{step}"
-    if crew.place.is_first_on_host:
-        shutil.rmtree(partial, ignore_errors=True)
-    crew.wait()
-    if crew.place.is_first_on_host:
-        (partial / tag).mkdir(parents=True, exist_ok=True)
-    crew.wait()
-    # DeepSpeed writes `latest` on rank 0's host alone, and with ZeRO-2 before the other ranks have written.
-    trainer.model_wrapped.save_checkpoint(str(partial), tag=tag, save_latest=False)
-    trainer._save_rng_state(str(partial))  # noqa: SLF001 - its counterpart in the resume is transformers' own
-    if crew.place.is_first_on_host:
-        _write_shared_files(trainer, run, partial, tag)
-    crew.wait()
-    if crew.place.is_first_on_host:
+    saving = _Saving(crew, run.host)
+    first = crew.place.is_first_on_host
+    _fill(trainer, run, crew, saving, partial)
+    hosts: list[Any] = []
+    if saving.goes_on():
+        files = saving.attempt(lambda: write_through(partial)) if first else None
+        mine = {"host": run.host, "first_rank": crew.place.rank, "files": files} if files else None
+        hosts = [said for said in crew.share(mine) if said]
+    if saving.goes_on() and first:
+        saving.attempt(lambda: write_manifest(partial, step, hosts))
+    if not saving.goes_on():
+        if first:
+            shutil.rmtree(partial, ignore_errors=True)
+        crew.wait()
+        return None
+    if first:
         with contextlib.suppress(FileNotFoundError):  # on a shared disk another host was first
             partial.rename(final)
+        sync_folder(run.checkpoints)
+    crew.wait()  # before anything older goes, the new one has its name everywhere
+    if first:
         _prune(run.checkpoints)
     crew.wait()
     return final
+
+
+def _fill(trainer: Any, run: RankRun, crew: Crew, saving: _Saving, partial: Path) -> None:
+    first = crew.place.is_first_on_host
+    if first:
+        shutil.rmtree(partial, ignore_errors=True)
+    crew.wait()
+    tag = f"global_step{trainer.state.global_step}"
+    if first:
+        saving.attempt(lambda: (partial / tag).mkdir(parents=True, exist_ok=True))
+    # Every attempt is followed by agreement: a rank that gave up alone would leave the others waiting for it.
+    if saving.goes_on():
+        saving.attempt_engine(trainer.model_wrapped, partial, tag)
+        saving.attempt(lambda: trainer._save_rng_state(str(partial)))  # noqa: SLF001 - transformers' resume reads it
+        if first:
+            saving.attempt(lambda: _write_shared_files(trainer, run, partial, tag))
+
+
+class _Saving:
+    """One save on all ranks: what a disk refuses on one of them ends it on all, and never the run."""
+
+    def __init__(self, crew: Crew, host: str) -> None:
+        self._crew = crew
+        self._host = host
+        self._problem: str | None = None
+        self._failed = False
+
+    def attempt(self, act: Callable[[], Any]) -> Any:
+        """Do it, unless something failed here before; what the disk refuses is kept for ``goes_on``."""
+        if self._problem is None:
+            try:
+                return act()
+            except (OSError, RuntimeError) as problem:
+                # torch tells of a full disk with a RuntimeError of its archive writer.
+                if isinstance(problem, RuntimeError) and not any(name in str(problem) for name in TORCH_WRITER):
+                    raise
+                self._problem = f"{self._host}: {str(problem).splitlines()[0]}"
+        return None
+
+    def attempt_engine(self, engine: Any, partial: Path, tag: str) -> None:
+        """DeepSpeed's save; its ranks wait for each other in it, so a refused file must not end it half way."""
+        kept = [(engine.checkpoint_engine, "save"), (engine, "_copy_recovery_script")]
+        for owner, name in kept:
+            setattr(owner, name, functools.partial(self._attempt_call, getattr(owner, name)))
+        try:
+            # DeepSpeed writes `latest` on rank 0's host alone, and with ZeRO-2 before the other ranks have written.
+            engine.save_checkpoint(str(partial), tag=tag, save_latest=False)
+        finally:
+            for owner, name in kept:
+                delattr(owner, name)  # what the class has shows again
+
+    def _attempt_call(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return self.attempt(lambda: call(*args, **options))
+
+    def goes_on(self) -> bool:
+        """Whether all has gone well on every rank so far; every rank calls this, and rank 0 says once what has not."""
+        if self._failed:
+            return False
+        problems = list(dict.fromkeys(problem for problem in self._crew.share(self._problem) if problem))
+        self._failed = bool(problems)
+        if self._failed and self._crew.place.is_first:
+            sys.stdout.write(f"checkpoint not saved, the previous one stays: {'; '.join(problems[:3])}\n")
+            sys.stdout.flush()
+        return not self._failed
 
 
 def _write_shared_files(trainer: Any, run: RankRun, partial: Path, tag: str) -> None:
@@ -86,19 +165,36 @@ def _shape(run: RankRun) -> dict[str, int]:
 
 
 def _prune(checkpoints: Path) -> None:
-    for old in sorted(checkpoints.glob("step-*"))[:-KEEP]:
+    for old in sorted(path.parent for path in checkpoints.glob(f"step-*/{MANIFEST}"))[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def check_resume(run: RankRun) -> Path | None:
+def find_resume(run: RankRun, crew: Crew) -> Path | None:
+    """The checkpoint to go on from: the one asked for, or the last before it that is intact on every host.
+
+    Raises:
+        InputFileError: none is intact.
+    """
+    if run.training.resume is None:
+        return None
+    named = Path(run.training.resume)
+    place = crew.place
+    mine = (run.host, examine_candidates(named, place.rank)) if place.is_first_on_host else None
+    seen = dict(said for said in crew.share(mine) if said)
+    chosen, problems = choose_intact(named, seen)
+    if problems and place.is_first:
+        sys.stdout.write(f"going on from {chosen.name} instead of {named.name}: {'; '.join(problems)}\n")
+    return chosen
+
+
+def check_resume(run: RankRun, directory: Path | None) -> Path | None:
     """The checkpoint to go on from, after a look at whether this run can.
 
     Raises:
         InputFileError: it is not a checkpoint, or was written by a run of another shape.
     """
-    if run.training.resume is None:
+    if directory is None:
         return None
-    directory = Path(run.training.resume)
     try:
         note = json.loads((directory / NOTE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

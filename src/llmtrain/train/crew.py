@@ -46,6 +46,12 @@ class Crew:
         """Return when every rank has come here; raises when one of them has gone."""
         self._dist.barrier(group=self._waiting_group)
 
+    def share(self, value: Any) -> list[Any]:
+        """What every rank has to say, in the order of ranks; every rank calls this with something small."""
+        said: list[Any] = [None] * self.place.world_size
+        self._dist.all_gather_object(said, value, group=self._waiting_group)
+        return said
+
     def add_up(self, values: Any) -> None:
         """Replace a tensor, in place, by its sum over all ranks."""
         self._dist.all_reduce(values)

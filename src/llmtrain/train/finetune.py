@@ -19,7 +19,14 @@ from trl import SFTConfig
 
 from llmtrain.errors import InputFileError
 from llmtrain.train.card import read_versions, render_card
-from llmtrain.train.checkpoint import check_output, check_resume, checkpoint_path, gather_weights, write_model
+from llmtrain.train.checkpoint import (
+    check_output,
+    check_resume,
+    checkpoint_path,
+    find_resume,
+    gather_weights,
+    write_model,
+)
 from llmtrain.train.crew import Crew
 from llmtrain.train.data import read_training_data, write_tokenized
 from llmtrain.train.lora import add_adapters, write_adapter
@@ -54,7 +61,7 @@ def run(run: RankRun, place: Place, beat: Beat) -> dict[str, Any] | None:
     _quieten()
     crew = Crew(place)
     check_batch(run)
-    resume = check_resume(run)
+    resume = check_resume(run, find_resume(run, crew))
     if place.is_first:
         check_output(run.output)
 
