@@ -17,7 +17,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 from trl import SFTConfig
 
-from llmtrain.errors import InputFileError
+from llmtrain.errors import DiskError, InputFileError
 from llmtrain.train.card import read_versions, render_card
 from llmtrain.train.checkpoint import (
     check_output,
@@ -84,9 +84,12 @@ def run(run: RankRun, place: Place, beat: Beat) -> dict[str, Any] | None:
     trainer = Trainer(run, crew, telemetry, beat, data, model=model, args=arguments, processing_class=tokenizer)
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     if trainer.stop.asked and trainer.state.global_step < steps:
+        saved = checkpoint_path(run, trainer.state.global_step)
         crew.wait()
         crew.leave()
-        return {"saved": str(checkpoint_path(run, trainer.state.global_step))}
+        if not saved.is_dir():
+            raise DiskError("asked to save and stop, but a disk did not take it", where=str(saved.parent), fix="df -h")
+        return {"saved": str(saved)}
     if data.evaluation is not None and not trainer.has_just_evaluated():
         trainer.evaluate()
 
