@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from llmtrain.cluster.probes import Facts
 
 PEER_CHECKS = frozenset({"ports", "master-port", "names", "shared-dir", "mtu"})
-PASSED_CHECKS = (PEER_CHECKS - {"names"}) | {"ssh-agree"}
-"""What a pass is about; names do not concern a launch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +50,18 @@ def examine_between(fleet: Fleet, hosts: Between, wanted: frozenset[str], *, use
         fleet: open transports, all of them over SSH.
         hosts: who and where.
         wanted: names of the checks to be made.
-        use_passes: take a recent pass of the same hosts for an answer.
+        use_passes: take a recent login by plain ssh on the same hosts for an answer. Ports and paths are looked at
+            each time: a firewall may have been raised since.
     """
-    key = cluster_key(hosts.facts, hosts.links, (hosts.master_port,))
-    if use_passes and read_pass(key):
-        return []
+    key = cluster_key(hosts.facts)
+    ask = "ssh-agree" in wanted and not (use_passes and read_pass(key))
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="agree") as pool:
-        agreement = pool.submit(check_agreement, list(hosts.facts) if "ssh-agree" in wanted else [])
+        agreement = pool.submit(check_agreement, list(hosts.facts) if ask else [])
         findings = _look(fleet, hosts) if PEER_CHECKS & wanted else []
-        findings += agreement.result()
-    if wanted >= PASSED_CHECKS:
-        write_pass(key, passed=not any(finding.check in PASSED_CHECKS for finding in findings))
+        disagreements = agreement.result()
+    if ask:
+        write_pass(key, passed=not disagreements)
+    findings += disagreements
     return sort_findings(finding for finding in findings if finding.check in wanted)
 
 

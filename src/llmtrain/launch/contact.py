@@ -103,7 +103,7 @@ def _choose_network(job: Job, fleet: Fleet, facts: Mapping[str, Facts]) -> Netwo
 
 
 def _examine_between(job: Job, fleet: Fleet, facts: Mapping[str, Facts], network: NetworkChoice) -> list[Finding]:
-    """What takes two hosts to see; a recent pass is good enough, so that a restart does not wait."""
+    """What takes two hosts to see; for plain ssh a recent pass is good enough, so that a restart waits less."""
     if job.local:
         return []
     hosts = Between(

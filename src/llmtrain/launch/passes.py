@@ -1,6 +1,8 @@
 """What passed a moment ago: a restart need not wait for it again.
 
-Only passes are kept, and only of checks between hosts; a reboot, another address or another program forgets them.
+Only passes are kept, and only that plain ssh logs in: our own login, which is never left out, sees what changes from
+one minute to the next. A reboot, another list of hosts, another version of us and new ssh settings here forget them.
+Reachability, ports, disks and free accelerators are never taken from here.
 """
 
 from __future__ import annotations
@@ -18,17 +20,26 @@ from llmtrain.process import write_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from llmtrain.cluster.network import Link
     from llmtrain.cluster.probes import Facts
 
 KEPT_S = 600.0
+SETTINGS = ("config", "known_hosts")
+"""Files of the user's that ssh goes by."""
 
 
-def cluster_key(facts: Mapping[str, Facts], links: Mapping[str, Link], more: tuple[object, ...] = ()) -> str:
-    """A name for these hosts as they run now."""
-    parts = [[name, item.boot_id, item.node_dir, str(links.get(name))] for name, item in facts.items()]
-    text = json.dumps([__version__, parts, [str(part) for part in more]])
+def cluster_key(facts: Mapping[str, Facts]) -> str:
+    """A name for these hosts as they run now, seen with the ssh settings of this machine."""
+    parts = [[name, item.boot_id] for name, item in facts.items()]
+    text = json.dumps([__version__, parts, [_stamp(Path.home() / ".ssh" / name) for name in SETTINGS]])
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _stamp(path: Path) -> list[int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return []
+    return [found.st_mtime_ns, found.st_size, found.st_ino]
 
 
 def read_pass(key: str, *, now: float | None = None) -> bool:
