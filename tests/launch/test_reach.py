@@ -63,11 +63,12 @@ def test_output_may_be_a_folder_of_a_host(jumped, launch_lab, behind_jump):
 
 
 def test_one_machine_needs_no_sshd(alone):
-    """A hostfile that names only this machine trains without sshd, and leaves nothing."""
+    """A hostfile that names only this machine trains without sshd, and leaves nothing, in shared memory neither."""
     assert alone.process.returncode == 0, alone.err
     assert (alone.disk / "tuned/model.safetensors").exists()
     alone.bench.wait_quiet()
     assert list(alone.bench.lab.state.disk("head").glob("root/.llmtrain/runs/*")) == []
+    assert alone.bench.lab.run("head", ["ls", "-A", "/dev/shm"]).stdout == ""
 
 
 def test_losses_do_not_depend_on_where_ranks_run(alone, jumped):

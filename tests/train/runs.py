@@ -13,6 +13,8 @@ from pathlib import Path
 
 from tests.opcache import build_ops
 
+from llmtrain.train.guardian import remove_buffers
+
 HERE = Path(__file__).parent
 
 
@@ -138,6 +140,9 @@ def launch(world, run_files, *, timeout=900):
         "TORCH_EXTENSIONS_DIR": str(build_ops()),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # ninja, where DeepSpeed's ops must be built
     }
-    return subprocess.run(  # noqa: PLW1510 - its exit code is what is tested
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout
-    )
+    try:
+        return subprocess.run(  # noqa: PLW1510 - its exit code is what is tested
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout
+        )
+    finally:
+        remove_buffers(f"127.0.0.1_{port}")

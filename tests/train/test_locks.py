@@ -80,7 +80,7 @@ class Guard:
 
     def __init__(self, folder, run):
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-u", guardian.__file__, folder, run, "60"],
+            [sys.executable, "-I", "-u", guardian.__file__, folder, run, "60", "127.0.0.1_1"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

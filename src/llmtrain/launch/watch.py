@@ -74,7 +74,9 @@ class Watch:
         """
         for host in self.plan.hosts:
             script = self.plan.run_dir / "code/llmtrain/train/guardian.py"
-            argv = (host.python, "-I", "-u", script, str(self.plan.run_dir), self.plan.run_id, str(self.plan.lease_s))
+            words = (str(self.plan.run_dir), self.plan.run_id, str(self.plan.lease_s))
+            meeting = f"{self.plan.master_addr}_{self.plan.master_port}"
+            argv = (host.python, "-I", "-u", script, *words, meeting)
             channel = self.fleet[host.name].start(argv)
             self.channels[host.name] = channel
             self.heard[host.name] = time.monotonic()
