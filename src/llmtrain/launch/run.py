@@ -107,7 +107,7 @@ def carry_out(wanted: Wanted, tell: Tell, asked: Asked, agree: Agree | None) -> 
         write_head(ready, run_dir)
         tell("run_dir", {"path": str(run_dir.path), "run_id": wanted.run_id})
         outcome = _attempt(ready, fleet, run_dir, tell, asked)
-    except BaseException:
+    except BaseException:  # whatever it is goes on; only the connections must not stay open
         fleet.close()
         raise
     return _Series(wanted, run_dir, tell, asked).go_on(ready, fleet, outcome)
@@ -184,7 +184,7 @@ class _Series:
             again = _prepare(wanted, fleet, self.tell, None, dry_run=False)
             write_head(again, self.run_dir)
             self.tell("resume", {"checkpoint": found})
-        except BaseException:
+        except BaseException:  # as above
             fleet.close()
             raise
         return again, fleet
