@@ -269,6 +269,19 @@ def test_render_prints_the_json_alone(folder):
     assert "train_batch_size" in done.stderr
 
 
+def test_the_help_has_a_whole_line_for_each_command():
+    """At 80 columns no command's line is cut, all commands are there, and no command at all shows the same (code 2)."""
+    run = [sys.executable, "-m", "llmtrain.cli"]
+    wide = {**os.environ, "COLUMNS": "80"}
+    done = subprocess.run([*run, "--help"], capture_output=True, text=True, check=True, env=wide)
+    listed = [line for line in done.stdout.splitlines()[1:] if line.startswith("  ")]
+    assert not [line for line in listed if line.endswith("...")]
+    names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
+    assert names <= {line.split()[0] for line in listed}
+    bare = subprocess.run(run, capture_output=True, text=True, check=False, env=wide)
+    assert (bare.returncode, bare.stdout.strip()) == (2, done.stdout.strip())
+
+
 def test_every_command_has_a_heading():
     """The help groups all commands under named headings, in the order of a run's life."""
     headings = [command.rich_help_panel for command in cli.app.registered_commands]

@@ -17,7 +17,7 @@ from llmtrain.cli_check import register as register_check
 from llmtrain.cli_everyday import register as register_everyday
 from llmtrain.cli_follow import finish as _finish
 from llmtrain.cli_follow import start_and_follow
-from llmtrain.cli_groups import arrange, complete_preset
+from llmtrain.cli_groups import Grouped, arrange, complete_preset
 from llmtrain.cli_jobs import register as register_jobs
 from llmtrain.cli_model import register as register_model
 from llmtrain.cli_plan import register as register_plan
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="llmtrain",
+    cls=Grouped,
     help="Fine-tune a causal language model over bare SSH hosts with one command.",
     no_args_is_help=True,
     add_completion=True,
@@ -118,7 +119,7 @@ def launch(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fine-tune a model over the hosts of a hostfile, or run a script of yours there: launch ... -- train.py ARGS."""
+    """Fine-tune a model, or run your own script, over all hosts. A script of yours: launch ... -- train.py ARGS."""
     from llmtrain.cluster.findings import parse_names
     from llmtrain.launch.job import Selection
     from llmtrain.launch.run import launch as run_launch
@@ -185,7 +186,7 @@ def render(
 
 @app.command()
 def smoke(hosts: Hosts = None, sets: Sets = None, envs: Envs = None, as_json: AsJson = False) -> None:
-    """Train a tiny model for three steps through the whole real path."""
+    """Train a tiny model for three steps, by the whole real path."""
     from llmtrain.launch.smoke import smoke as run_smoke
     from llmtrain.report.live import Live, show_outcome, show_stages
 
@@ -256,7 +257,8 @@ def _fail(error: LlmtrainError) -> int:
 def _fail_otherwise(error: Exception) -> int:
     """A mistake in the options, or a bug; typer has had click inside and outside, so its errors are told by shape."""
     if type(error).__name__ == "NoArgsIsHelpError":
-        return ExitCode.USAGE  # the help has been shown
+        sys.stdout.write(f"{error}\n")
+        return ExitCode.USAGE
     if getattr(error, "exit_code", None) == ExitCode.USAGE and hasattr(error, "format_message"):
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "llmtrain"

@@ -68,7 +68,7 @@ def check(
     fix: Fix = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find what would stop a run on any host, and the command that fixes it."""
+    """Find what would stop a run, on every host, with its fix."""
     from llmtrain.cluster.findings import parse_names
     from llmtrain.launch.check import Scope, run_check
     from llmtrain.launch.job import Selection
@@ -90,7 +90,7 @@ def check(
 
 
 def who(hosts: Hosts = None, sets: Sets = None, as_json: AsJson = False) -> None:
-    """Show who computes on the hosts: user, process, accelerator, run."""
+    """Show who computes on the hosts. User, process, accelerator, run."""
     from llmtrain.launch.job import Selection
     from llmtrain.launch.who import find_users
     from llmtrain.report.check import show_uses, uses_json

@@ -30,7 +30,7 @@ def execute(
     exclude: Annotated[str | None, typer.Option("--exclude", metavar="SPEC", help="All but these.")] = None,
     timeout_s: Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds a host may take.")] = 60.0,
 ) -> None:
-    """Run a command on every host: exec --hosts HOSTFILE -- CMD ARGS; equal output is shown once."""
+    """Run a command on every host; equal output is shown once. Use: exec --hosts HOSTFILE -- CMD ARGS."""
     from llmtrain.launch.everyday import merge_answers, run_everywhere, worst_code
     from llmtrain.report.errors import clean
     from llmtrain.spec.hostfile import read_hostfile, select
@@ -57,7 +57,7 @@ def hosts(
     probe: Annotated[bool, typer.Option("--probe", help="Ask the hosts for slots and addresses.")] = False,
     slots: Annotated[int, typer.Option("--slots", min=1, help="Slots where none are found.")] = 1,
 ) -> None:
-    """Write a hostfile to standard output: hosts 'gpu[001-008]' --probe > hostfile."""
+    """Print a hostfile for 'gpu[001-008]', slots probed. Use: hosts 'gpu[001-008]' --probe > hostfile."""
     from llmtrain.launch.everyday import examine_names, render_hosts
     from llmtrain.report.errors import clean
     from llmtrain.spec.hostrange import expand
@@ -87,7 +87,7 @@ def diff(
     first: Annotated[str, typer.Argument(metavar="RUN_A", help="Run folder or id.")],
     second: Annotated[str, typer.Argument(metavar="RUN_B", help="Run folder or id.")],
 ) -> None:
-    """Show in what two runs differ: settings, versions, loss by step."""
+    """Show in what two runs differ: settings, versions, loss."""
     from llmtrain.launch.compare import choose_steps, compare, read_record
     from llmtrain.report.errors import clean
 
@@ -107,7 +107,7 @@ def init(
         str | None, typer.Option("--from", metavar="FILE", help="LLaMA-Factory or axolotl YAML to translate.")
     ] = None,
 ) -> None:
-    """Write a commented llmtrain.yaml here, or translate another tool's file."""
+    """Write a commented llmtrain.yaml, or translate a foreign one."""
     from llmtrain.spec.runfile import DEFAULT_NAME
     from llmtrain.spec.translate import read_foreign, render_run_file
 

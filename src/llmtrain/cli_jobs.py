@@ -47,7 +47,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay, and show it anew every second.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a run: hosts, ranks, step, loss, speed, time left, memory."""
+    """Show a run: hosts, ranks, step, loss, speed, memory."""
     from llmtrain.launch.jobs import find_run, read_status
     from llmtrain.report.jobs import show_status, watch_status
 
@@ -88,7 +88,7 @@ def logs(
 
 
 def attach(run: Run = "last", as_json: AsJson = False) -> None:
-    """Show a run as its launch would; Ctrl-C asks it to save and stop, twice stops it now."""
+    """Follow a run as its launch does. Ctrl-C asks it to save and stop, twice stops it now."""
     from llmtrain.launch.jobs import find_run
 
     _attach(find_run(run), as_json=as_json)
@@ -143,7 +143,7 @@ def resume(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Print the new run's id and return.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on from the newest checkpoint of a run that was stopped or failed."""
+    """Go on from the last checkpoint of a run that ended."""
     from llmtrain.launch.again import plan_resume, read_order
     from llmtrain.launch.jobs import find_run
     from llmtrain.spec.runfile import parse_variables
@@ -160,7 +160,7 @@ def clean(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find what dead runs have left on hosts, and end it if you agree."""
+    """Find what dead runs left on hosts; end it if you agree."""
     from llmtrain.launch.jobs import find_run, read_runs, read_status
     from llmtrain.launch.leftovers import choose_dead, end_leftovers, find_leftovers
     from llmtrain.report.jobs import ask_to_clean, show_leftovers

@@ -32,7 +32,7 @@ def data(
     sets: Sets = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tokenize a run's data once, and show what is in it; launch reuses it."""
+    """Tokenize the data once and show what is in it. Launch reuses it."""
     from llmtrain.launch.dataset import summarise
     from llmtrain.report.data import show_data
     from llmtrain.spec.runfile import read_run

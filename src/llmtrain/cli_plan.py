@@ -96,7 +96,7 @@ def show_map_command(
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which slice of which tensor lives where, and what crosses which link."""
+    """Show which slice of which tensor lives on which rank. And what crosses which link."""
     from llmtrain.plan.shards import Placement, map_json
     from llmtrain.report.estimates import open_console
     from llmtrain.report.placement import show_map, show_rank, show_slice

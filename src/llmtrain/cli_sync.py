@@ -53,7 +53,7 @@ def sync(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bring a file or folder to all hosts, in about the time of one copy."""
+    """Bring a file or folder to all hosts in the time of one."""
     from llmtrain.sync.order import SyncOptions
 
     options = SyncOptions(
@@ -89,7 +89,7 @@ def sync_weights(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bring a model directory to all hosts, checked before and after."""
+    """Bring a model to all hosts, checked before and after."""
     from llmtrain.sync.order import SyncOptions
 
     options = SyncOptions(
@@ -125,7 +125,7 @@ def sync_env(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bring a conda, venv or uv environment to all hosts, and prove that it works there."""
+    """Bring a conda, venv or uv environment, and prove it works. To all hosts, at the same path or another."""
     from llmtrain.sync.order import SyncOptions
 
     options = SyncOptions(
