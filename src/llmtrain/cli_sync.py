@@ -23,6 +23,9 @@ Rate = Annotated[str | None, typer.Option("--rate", metavar="LIMIT", help="At mo
 Way = Annotated[
     Literal["auto", "tls", "ssh-hop", "star"], typer.Option("--transport", help="How bytes travel between hosts.")
 ]
+Streams = Annotated[
+    int | None, typer.Option("--streams", metavar="K", min=1, max=16, help="Connections a host pulls over.")
+]
 Checksum = Annotated[bool, typer.Option("--checksum", help="Read all files again; trust no size and time.")]
 Keep = Annotated[int, typer.Option("--keep", metavar="N", min=0, help="Old trees kept for --rollback.")]
 Rollback = Annotated[bool, typer.Option("--rollback", help="Bring the last old tree back, on all hosts.")]
@@ -46,6 +49,7 @@ def sync(
     delete: Delete = False,
     rate: Rate = None,
     transport: Way = "auto",
+    streams: Streams = None,
     checksum: Checksum = False,
     keep: Keep = 1,
     rollback: Rollback = False,
@@ -62,6 +66,7 @@ def sync(
         delete=delete,
         rate=rate,
         transport=transport,
+        streams=streams,
         checksum=checksum,
         keep=keep,
         rollback=rollback,
@@ -82,6 +87,7 @@ def sync_weights(
     delete: Delete = False,
     rate: Rate = None,
     transport: Way = "auto",
+    streams: Streams = None,
     checksum: Checksum = False,
     keep: Keep = 1,
     rollback: Rollback = False,
@@ -98,6 +104,7 @@ def sync_weights(
         delete=delete,
         rate=rate,
         transport=transport,
+        streams=streams,
         checksum=checksum,
         keep=keep,
         rollback=rollback,
@@ -118,6 +125,7 @@ def sync_env(
     delete: Delete = False,
     rate: Rate = None,
     transport: Way = "auto",
+    streams: Streams = None,
     checksum: Checksum = False,
     keep: Keep = 1,
     rollback: Rollback = False,
@@ -134,6 +142,7 @@ def sync_env(
         delete=delete,
         rate=rate,
         transport=transport,
+        streams=streams,
         checksum=checksum,
         keep=keep,
         rollback=rollback,

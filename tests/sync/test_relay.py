@@ -17,7 +17,7 @@ from llmtrain.sync.blocks import SourceReader
 from llmtrain.sync.build import Builder
 from llmtrain.sync.certs import make_certificates
 from llmtrain.sync.manifest import SMALL, Cache, Scan, TreeError
-from llmtrain.sync.relay import HEADER, Server, Stream
+from llmtrain.sync.relay import HEADER, Puller, Server, Stream
 from llmtrain.sync.sockets import connect, make_contexts, receive
 
 
@@ -82,6 +82,27 @@ def test_a_byte_flipped_in_flight_is_asked_for_again_and_then_elsewhere(tmp_path
     assert [one["again"] for one in troubles] == again
     assert {one["host"] for one in troubles} == {"h2"}
     assert describe(source) == describe(tmp_path / "h2/tree")
+
+
+def test_several_connections_share_the_chunks_of_big_files(tmp_path):
+    """Three connections a host bring every chunk, each once."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("one", "two"):
+        (source / name).write_bytes(os.urandom(40 * SMALL + 17))
+    report = sync(source, tmp_path, streams=3)
+    size = 2 * (40 * SMALL + 17)
+    assert report.ok
+    assert all(size < host.bytes_sent < 1.01 * size for host in report.hosts)
+    assert describe(source) == describe(tmp_path / "h2/tree")
+
+
+def test_a_host_that_has_everything_may_be_told_of_new_peers():
+    """The order to pull from elsewhere reaches hosts that are done too, when one before them fails late."""
+    puller = Puller(ssl.create_default_context(), Stream([], []), [], lambda chunk, frame: True)
+    for _ in range(2):
+        puller.start([{"host": "other"}])
+    assert puller.done
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from llmtrain.sync.manifest import (
     signature,
 )
 from llmtrain.sync.place import Place, users_of
-from llmtrain.sync.relay import BEAT_S, Bucket, Json, Puller, Server, Stream
+from llmtrain.sync.relay import BEAT_S, Bucket, Json, Puller, Server, Stream, choose_streams
 from llmtrain.sync.sockets import make_contexts, reachable
 from llmtrain.sync.wire import Wire
 
@@ -245,7 +245,8 @@ class Dest(Agent):
         for chunk in range(len(self.stream.chunks)):
             if chunk not in lacking:
                 self.stream.mark(chunk)
-        self.puller = Puller(self.client_tls, self.stream, sorted(lacking), builder.take)
+        lanes = self.hello["streams"] or choose_streams(len(os.sched_getaffinity(0)))
+        self.puller = Puller(self.client_tls, self.stream, sorted(lacking), builder.take, lanes)
         self.server.frame, self.server.stream = builder.frame, self.stream
         return {}
 

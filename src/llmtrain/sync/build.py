@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import threading
 from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from llmtrain.sync.blocks import alike, as_frame, copy_sparse, hash_present, spare_cache, split, write_all
@@ -60,6 +61,7 @@ class Builder:
         self._used = set()  # type: Set[int]
         self._left = {}  # type: Dict[int, int]
         self._fds = collections.OrderedDict()  # type: collections.OrderedDict[int, int]
+        self._writing = threading.Lock()
 
     # --- what is there
 
@@ -286,12 +288,13 @@ class Builder:
             at += length
             self._check(file, block, data, digest)
             ready.append((file, block, offset, data, digest))
-        for file, block, offset, data, digest in ready:
-            if self._left.get(file):
-                try:
-                    self._write(file, block, offset, data, digest)
-                except OSError as error:
-                    raise TreeError("disk: " + (error.strerror or "write failed"), self.entries[file].path)
+        with self._writing:  # several connections fetch and check side by side; what they write is counted by file
+            for file, block, offset, data, digest in ready:
+                if self._left.get(file):
+                    try:
+                        self._write(file, block, offset, data, digest)
+                    except OSError as error:
+                        raise TreeError("disk: " + (error.strerror or "write failed"), self.entries[file].path)
         return self.stream.mark(chunk, [frame])
 
     def _check(self, file: int, block: int, data: memoryview, digest: bytes) -> None:

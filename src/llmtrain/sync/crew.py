@@ -80,7 +80,7 @@ class Crew:
             else:
                 guard = request.what == "environment"
                 own = {"role": "dest", "token": self._tokens[name], "delete": request.delete, "guard": guard}
-                own["dry_run"] = request.dry_run
+                own.update(dry_run=request.dry_run, streams=request.streams)
             link.send("open", pem=pems[self._names[name]], dest=request.dest_on(name), **common, **own)
 
         results = run_on_all([SOURCE, *request.hosts], begin)

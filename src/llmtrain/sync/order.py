@@ -42,6 +42,8 @@ class SyncOptions:
     """``--transport``."""
     checksum: bool = False
     """``--checksum``."""
+    streams: int | None = None
+    """``--streams``."""
     keep: int = 1
     """``--keep``."""
     rollback: bool = False
@@ -144,6 +146,7 @@ def make_request(
         force=options.force,
         dry_run=options.dry_run,
         rate=None if options.rate is None else _read_rate(options.rate),
+        streams=options.streams,
         keep=options.keep,
         transport=options.transport,
         network=spec.network,

@@ -27,6 +27,8 @@ STALL_S = 2.5
 SEND_S = 30.0
 BEAT_S = 0.5
 PIECE = 256 * 1024
+STRIPE_CHUNKS = 4
+"""Chunks in a row that one connection fetches where there are several."""
 Json = Dict[str, Any]
 Bytes = Union[bytes, bytearray]
 
@@ -187,51 +189,63 @@ class Server:
 
 
 class Puller:
-    """Fetches the chunks this host lacks from the first peer that gives them."""
+    """Fetches the chunks this host lacks from the first peer that gives them, over one connection or several."""
 
-    def __init__(self, context: ssl.SSLContext, stream: Stream, needed: List[int], take: Callable[..., bool]) -> None:
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        stream: Stream,
+        needed: List[int],
+        take: Callable[..., bool],
+        lanes: int = 1,
+    ) -> None:
         self.context = context
         self.stream = stream
         self.needed = needed
         self.left = len(needed)
         self.take = take
+        self.lanes = lanes
         self.peers = []  # type: List[Json]
         self.hop = None  # type: Optional[Hop]
         self.current = ""
         self.received = 0
         self.events = []  # type: List[Json]
         self.failure = None  # type: Optional[Exception]
-        self.stopped = False
         self._turn = 0
         self._version = 0
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._started = False
+        self._lock = threading.Lock()
 
     def start(self, peers: List[Json]) -> None:
         """Begin; later calls change where the chunks come from."""
         self.peers = peers
         self._turn = 0
         self._version += 1
-        if not self._thread.is_alive() and not self.stopped:
-            self._thread.start()
+        if not self._started:
+            self._started = True
+            for lane in range(self.lanes):
+                threading.Thread(target=self._run, args=(lane,), daemon=True).start()
 
     @property
     def done(self) -> bool:
         """Everything is here."""
         return not self.failure and not self.left
 
-    def missing(self) -> List[List[int]]:
-        """What is still needed, as ranges."""
-        return ranges(chunk for chunk in self.needed if not self.stream.have[chunk])
+    def missing(self, lane: int = 0) -> List[List[int]]:
+        """What this connection still has to fetch, as ranges: stripes of chunks take turns."""
+        numbered = enumerate(self.needed)
+        mine = (chunk for at, chunk in numbered if at // STRIPE_CHUNKS % self.lanes == lane)
+        return ranges(chunk for chunk in mine if not self.stream.have[chunk])
 
-    def _run(self) -> None:
+    def _run(self, lane: int) -> None:
         bad = collections.Counter()  # type: collections.Counter[str]
-        while not self.stopped and not self.failure and self.left:
+        while not self.failure and self.missing(lane):
             peers, turn, version = self.peers, self._turn, self._version
             peer = peers[turn % len(peers)]
             self.current = peer["host"]
             before = self.stream.count
             try:
-                self._pull(peer, version)
+                self._pull(peer, version, lane)
                 continue
             except TreeError as error:
                 if error.args[0].startswith("disk"):
@@ -248,18 +262,25 @@ class Puller:
             if self.stream.count > before:
                 again = again or ("bad" not in reason and bad[peer["host"]] < 3)
             bad[peer["host"]] += 1
-            self.events.append({"peer": peer["host"], "problem": reason, "again": again})
+            self._note({"peer": peer["host"], "problem": reason, "again": again})
             if not again and version == self._version:
                 self._turn = turn + 1
             time.sleep(0.05 if self._turn < 2 * len(peers) else 1.0)
 
-    def _pull(self, peer: Json, version: int) -> None:
+    def _note(self, event: Json) -> None:
+        """Told once, although every connection to a peer that went sees it go."""
+        if event not in self.events:
+            self.events.append(event)
+
+    def _pull(self, peer: Json, version: int, lane: int) -> None:
+        wanted = self.missing(lane)
+        coming = sum(last - first + 1 for first, last in wanted)
         with contextlib.closing(connect(self.context, peer, self.hop)) as conn:
             conn.settimeout(SEND_S)
-            conn.sendall(json.dumps({"ranges": self.missing()}).encode() + b"\n")
+            conn.sendall(json.dumps({"ranges": wanted}).encode() + b"\n")
             conn.settimeout(STALL_S)
             header = bytearray(HEADER.size)
-            while not self.stopped and not self.done:
+            while coming and not self.failure:
                 receive(conn, memoryview(header))
                 kind, chunk, length = HEADER.unpack(header)
                 if kind == DATA:
@@ -267,10 +288,18 @@ class Puller:
                         raise TreeError("bad frame")
                     frame = bytearray(length)
                     receive(conn, memoryview(frame))
-                    self.received += HEADER.size + length
-                    self.left -= self.take(chunk, frame)
+                    fresh = self.take(chunk, frame)
+                    coming -= 1
+                    with self._lock:
+                        self.received += HEADER.size + length
+                        self.left -= fresh
                 if version != self._version and self.peers[0]["host"] != peer["host"]:
                     return
+
+
+def choose_streams(cores: int) -> int:
+    """Connections a host pulls over: one takes a core of each end, and a job may be running beside it."""
+    return max(1, min(4, cores // 4))
 
 
 def ranges(numbers: Any) -> List[List[int]]:

@@ -40,6 +40,8 @@ class SyncRequest:
     """Stop before anything is changed."""
     rate: float | None = None
     """Bytes per second that leave the source, and so travel along the chain."""
+    streams: int | None = None
+    """Connections each host pulls over; one for every four of its cores, at most four, if not given."""
     keep: int = 1
     """Old generations kept for ``--rollback``."""
     transport: Literal["auto", "tls", "ssh-hop", "star"] = "auto"
