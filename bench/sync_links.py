@@ -1,9 +1,9 @@
 """N hosts for the time of one: the chain against one plain ssh copy, the scp loop, parallel rsync, and clush.
 
-    python bench/sync_links.py [8:200:256 16:100:128 32:50:64] [--rounds 3] [--baselines]
+    python bench/sync_links.py [8:200:256 16:100:128 32:50:64] [--rounds 3] [--baselines] [--streams K] [--memory]
 
 Each case is HOSTS:MBIT:MIB; 0 Mbit is an unlimited link. Hosts are those of the lab (root needed), every cable
-limited in both directions. Prints one JSON line per measurement and per case; medians of the rounds, baselines once.
+limited in both directions. `--memory` puts the file into /dev/shm at both ends, so that no disk is measured. Prints one JSON line per measurement and per case; medians of the rounds, baselines once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tests.lab.lab import Lab  # noqa: E402
 from tests.lab.life import default_shares  # noqa: E402
 from tests.lab.model import LabOptions  # noqa: E402
 
-PLACE = "/root/bench/data"
+FOLDER = "/dev/shm/bench" if "--memory" in sys.argv else "/root/bench"  # noqa: S108  the lab's own
+PLACE = f"{FOLDER}/data"
 GCM = "ssh -c aes128-gcm@openssh.com"
 
 
@@ -35,13 +36,15 @@ def timed(lab: Lab, command: str) -> float:
 def clean(lab: Lab) -> None:
     """Nothing at the destination."""
     for node in lab.nodes:
-        lab.run(node, ["sh", "-c", "rm -rf /root/bench; mkdir /root/bench"])
+        lab.run(node, ["sh", "-c", f"rm -rf {FOLDER}; mkdir {FOLDER}"])
 
 
 def chain(lab: Lab) -> dict:
     """One sync; its own figures and the whole command."""
     clean(lab)
     command = [sys.executable, "-m", "llmtrain.cli", "sync", PLACE, "--hosts", "/root/hosts", "--json"]
+    if "--streams" in sys.argv:
+        command += ["--streams", sys.argv[sys.argv.index("--streams") + 1]]
     begun = time.monotonic()
     done = lab.run("head", command, env={"PYTHONPATH": str(ROOT / "src")}, timeout=600)
     whole = time.monotonic() - begun
@@ -73,9 +76,9 @@ def baselines(lab: Lab) -> dict[str, float]:
 
 def case(hosts: int, mbit: int, mib: int, rounds: int, *, with_baselines: bool) -> dict:
     """All figures of one size."""
-    with Lab.create(hosts, LabOptions(shares=default_shares(), shm_mb=1024)) as lab:
+    with Lab.create(hosts, LabOptions(shares=default_shares(), shm_mb=max(1024, 2 * mib + 256))) as lab:
         lab.write("head", "/root/hosts", "".join(f"{name} slots=1\n" for name in lab.nodes))
-        lab.run("head", ["bash", "-c", f"mkdir /root/bench; head -c {mib}M /dev/urandom > {PLACE}"])
+        lab.run("head", ["bash", "-c", f"mkdir {FOLDER}; head -c {mib}M /dev/urandom > {PLACE}"])
         for host in lab.names:
             lab.rate(host, f"{mbit}mbit" if mbit else None)
         chains, singles = [], []
