@@ -3,7 +3,8 @@
     python bench/sync_links.py [8:200:256 16:100:128 32:50:64] [--rounds 3] [--baselines] [--streams K] [--memory]
 
 Each case is HOSTS:MBIT:MIB; 0 Mbit is an unlimited link. Hosts are those of the lab (root needed), every cable
-limited in both directions. `--memory` puts the file into /dev/shm at both ends, so that no disk is measured. Prints one JSON line per measurement and per case; medians of the rounds, baselines once.
+limited in both directions. `--memory` puts the file into /dev/shm at both ends, so that no disk is measured. Prints
+one JSON line per measurement and per case; medians of the rounds, baselines once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.lab.lab import Lab  # noqa: E402
 from tests.lab.life import default_shares  # noqa: E402
 from tests.lab.model import LabOptions  # noqa: E402
 
-FOLDER = "/dev/shm/bench" if "--memory" in sys.argv else "/root/bench"  # noqa: S108  the lab's own
+FOLDER = "/dev/shm/bench" if "--memory" in sys.argv else "/root/bench"
 PLACE = f"{FOLDER}/data"
 GCM = "ssh -c aes128-gcm@openssh.com"
 

@@ -72,7 +72,8 @@ class SyncLive:
             self.say("no bytes to send")
             return
         disk = f"; {size(values['disk'])} of disk beside the old tree" if values["disk"] else ""
-        self.say(f"to send: {size(values['bytes'])} once along a chain of {len(self.wanted)}{disk}")
+        if chained := len(self.wanted) - values["plain"]:
+            self.say(f"to send: {size(values['bytes'])} once along a chain of {chained}{disk}")
         if self.console.is_terminal:
             self.progress = Progress(
                 TextColumn("{task.description:>12}"),

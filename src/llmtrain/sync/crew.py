@@ -44,6 +44,8 @@ class Crew:
         self.reports = {name: HostReport(host=name) for name in request.hosts}
         self.begun = time.monotonic()
         self.active: list[str] = []
+        self.plain: list[str] = []
+        self.transports: dict[str, Transport] = {}
         self.report = SyncReport(hosts=list(self.reports.values()))
         self.entries: list[Entry] = []
         self.chain: Chain | None = None
@@ -65,7 +67,7 @@ class Crew:
         request = self.request
         pems = make_certificates(list(self._names.values()))
         common = {"exclude": request.exclude, "checksum": request.checksum}
-        transports = {name: fleet[name] for name in request.hosts}
+        self.transports = transports = {name: fleet[name] for name in request.hosts}
 
         def begin(name: str) -> None:
             transport = source if name == SOURCE else transports[name]
@@ -112,6 +114,15 @@ class Crew:
         if name in self.links:
             self.links[name].close()
 
+    def _set_aside(self, name: str) -> None:
+        """No agent runs there: it gets the tree by tar, if the source is here."""
+        self.links[name].close()
+        if name == SOURCE or self.request.source_host is not None:
+            self._fail(name, "no python3 on this host, and the tree is not on the head")
+        else:
+            self.active.remove(name)
+            self.plain.append(name)
+
     def _succeed(self, name: str, note: str = "") -> None:
         report = self.reports[name]
         report.ok, report.note, report.seconds = True, note or report.note, time.monotonic() - self.begun
@@ -139,7 +150,7 @@ class Crew:
         if kind == "error":
             self._fail(name, message["error"])
         elif kind == "nopython":
-            self._fail(name, "no python3 on this host")
+            self._set_aside(name)
         elif kind == "gone":
             self._fail(name, "the agent or the connection was lost")
         else:

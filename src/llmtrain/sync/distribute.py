@@ -18,6 +18,7 @@ from llmtrain.sync.chain import Chain
 from llmtrain.sync.crew import Crew, SourceError, Tell
 from llmtrain.sync.links import encode
 from llmtrain.sync.manifest import load
+from llmtrain.sync.plain import PlainError, push_plain
 from llmtrain.sync.request import SOURCE, SyncReport, SyncRequest
 from llmtrain.sync.topology import ChunkPlan, plan_chunks
 from llmtrain.sync.ways import LOOK_BACK, STAR_AT_ONCE, Reach, Ways, choose_ways, render_ways
@@ -80,6 +81,9 @@ class Sync(Crew):
             self.report.warnings.append(f"{len(head['followed'])} links leave the tree: their content is copied")
         self.tell("scanned", {"files": self.report.files, "bytes": self.report.tree_bytes})
         self._refuse(opened)
+        if self.plain:
+            self.report.warnings.append(f"no python3 on {', '.join(self.plain)}: the whole tree goes there by tar")
+            self.tell("way", {"text": self.report.warnings[-1]})
         followers = self._find_shared()
         self._find_same()
         rows = self._ask("rows", [SOURCE])[SOURCE]["rows"] if self.active else []
@@ -87,8 +91,17 @@ class Sync(Crew):
         plan = self._plan(rows)
         self.report.total_bytes = plan.total_bytes
         disk = max((one["disk_bytes"] for one in self.report.planned.values()), default=0)
-        hosts = dict(plan.host_bytes)
-        self.tell("planned", {"bytes": plan.total_bytes, "hosts": hosts, "files": self.report.files, "disk": disk})
+        hosts = {**plan.host_bytes, **dict.fromkeys(self.plain, self.report.tree_bytes)}
+        self.tell(
+            "planned",
+            {
+                "bytes": plan.total_bytes,
+                "hosts": hosts,
+                "files": self.report.files,
+                "disk": disk,
+                "plain": len(self.plain),
+            },
+        )
         if self.request.dry_run:
             for name in self.active:
                 differs = any(count for count, _ in self.report.changes[name].values())
@@ -96,11 +109,32 @@ class Sync(Crew):
         elif self.active:
             self._transfer(plan)
         self._share(followers)
+        run_on_all(self.plain, self._push_plain, fan_out=STAR_AT_ONCE)
         return self._conclude()
+
+    def _push_plain(self, name: str) -> None:
+        """A host without Python."""
+        report = self.reports[name]
+
+        def told(count: int) -> None:
+            report.bytes_sent = count
+            self.tell("progress", {"host": name, "received": count, "lag": 0, "peer": "head"})
+
+        try:
+            sent = push_plain(self.request, self.transports[name], told)
+        except (PlainError, LlmtrainError) as error:
+            self._fail(name, error.error if isinstance(error, LlmtrainError) else str(error))
+            return
+        report.bytes_sent = sent.bytes
+        report.bytes_reused = 0 if sent.bytes or self.request.dry_run else self.report.tree_bytes
+        done = "would be synced by tar" if self.request.dry_run else "by tar" if sent.bytes else "unchanged"
+        self._succeed(name, f"{done}; no python3 there")
 
     def roll_back(self) -> SyncReport:
         """Only if every host has a generation to go back to."""
         opened = self._gather("open", self.active)
+        for name in self.plain:
+            self._fail(name, "no python3 on this host: nothing was kept there")
         lacking = [name for name, answer in opened.items() if not answer["generations"]]
         for name in lacking:
             self._fail(name, "there is no older tree to go back to")

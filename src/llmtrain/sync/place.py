@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 import zlib
-from typing import List
+from typing import List, Set
 
 from llmtrain.sync.manifest import Entry, TreeError, dump, load
 from llmtrain.sync.relay import Json
@@ -51,13 +51,7 @@ class Place:
                 homes |= {line.split(":")[5].rstrip("/") for line in stream if line.count(":") >= 6}
         except OSError:
             pass
-        if self.dest in FORBIDDEN:
-            raise TreeError("refused: a folder of the system is no destination", self.dest)
-        if any(home == self.dest or home.startswith(self.dest + "/") for home in homes if home):
-            raise TreeError("refused: a home folder is no destination; name a folder inside it", self.dest)
-        for point in mount_points():
-            if point == self.dest or point.startswith(self.dest + "/"):
-                raise TreeError("refused: %s is a mount point; name a folder inside it" % point, self.dest)
+        judge_place(self.dest, homes, mount_points())
 
     def open(self) -> None:
         """Make the working folder."""
@@ -216,6 +210,17 @@ class Place:
                 os.rename(theirs + ".swap", mine)
         fsync_folder(os.path.dirname(self.dest))
         return {"root": found[0].get("root"), "was": now.get("root")}
+
+
+def judge_place(dest: str, homes: Set[str], mounts: List[str]) -> None:
+    """TreeError if this may not be replaced as a whole."""
+    if dest in FORBIDDEN:
+        raise TreeError("refused: a folder of the system is no destination", dest)
+    if any(home == dest or home.startswith(dest + "/") for home in homes if home):
+        raise TreeError("refused: a home folder is no destination; name a folder inside it", dest)
+    for point in mounts:
+        if point == dest or point.startswith(dest + "/"):
+            raise TreeError("refused: %s is a mount point; name a folder inside it" % point, dest)
 
 
 def rename(one: str, two: str, flag: int) -> bool:
