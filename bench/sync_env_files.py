@@ -1,9 +1,10 @@
-"""A real environment to four hosts: the first time, after one small package, unchanged; against rsync and tar.
+"""A real environment to four hosts: the first time, after one small package, unchanged; against rsync, tar, and a packed archive.
 
-    python bench/sync_env_files.py ENVIRONMENT WHEEL
+    python bench/sync_env_files.py ENVIRONMENT WHEEL [PACKER]
 
-ENVIRONMENT is a folder with an interpreter and at least 20,000 files, WHEEL a small pure package not in it. Hosts are
-those of the lab (root needed), cables unlimited. Prints one JSON object.
+ENVIRONMENT is a folder with an interpreter and at least 20,000 files, WHEEL a small pure package not in it, PACKER the
+command venv-pack (conda-pack's twin for a venv) in an environment of its own. Hosts are those of the lab (root needed),
+cables unlimited. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -43,6 +44,17 @@ def sync(lab: Lab) -> dict:
     return {"whole_s": whole, "transfer_s": round(report["transfer_seconds"], 2), "sent": report["head_bytes_sent"]}
 
 
+def pack(lab: Lab, packer: Path) -> dict[str, float]:
+    """Seconds to pack the environment, and to copy and unpack the archive on all hosts."""
+    begun = time.monotonic()
+    lab.run("head", [str(packer), "-q", "-p", PLACE, "-o", "/root/env.tar.gz"], timeout=900)
+    packed = round(time.monotonic() - begun, 2)
+    line = f"{GCM} $n 'mkdir packed && tar -xzf - -C packed' < /root/env.tar.gz"
+    found = {"pack": packed, "copy and unpack": everywhere(lab, line)}
+    everywhere(lab, f"{GCM} $n 'rm -rf packed'")
+    return found
+
+
 def stale(lab: Lab, host: str) -> str:
     """Compiled files whose source has another time or size, and all of them."""
     code = (
@@ -60,7 +72,9 @@ def stale(lab: Lab, host: str) -> str:
 def main() -> None:
     """All of it."""
     environment, wheel = Path(sys.argv[1]), Path(sys.argv[2])
-    shares = (*default_shares(), str(environment), str(wheel.parent))
+    packer = Path(sys.argv[3]) if len(sys.argv) > 3 else None
+    more = [str(packer.parents[1])] if packer else []
+    shares = (*default_shares(), str(environment), str(wheel.parent), *more)
     with Lab.create(HOSTS, LabOptions(shares=shares, shm_mb=1024)) as lab:
         lab.write("head", "/root/hosts", "".join(f"{name} slots=1\n" for name in lab.nodes))
         lab.run("head", ["cp", "-a", str(environment), PLACE], timeout=300)
@@ -72,6 +86,8 @@ def main() -> None:
         found["first"] = {"rsync_s": everywhere(lab, rsync)}
         found["first"]["tar_s"] = everywhere(lab, f"tar -C /root -cf - env | {GCM} $n 'tar -C /root -xpf -'")
         everywhere(lab, f"{GCM} $n 'rm -rf {PLACE}'")
+        if packer:
+            found["first"]["pack_s"] = pack(lab, packer)
         found["first"]["sync"] = sync(lab)
         found["stale_pyc"] = stale(lab, lab.nodes[-1])
         site = f"{PLACE}/lib/python*/site-packages"

@@ -29,7 +29,7 @@ _BOOT = (
 # The first Python there is; $0 the boot line, $1 a Python the user named, $2 one inside the destination.
 _FIND = (
     'for p in python3 /usr/bin/python3 /usr/libexec/platform-python /usr/local/bin/python3 "$1" "$2"; do '
-    'command -v -- "$p" >/dev/null 2>&1 && exec "$p" -I -c "$0"; done; echo NOPYTHON; exit 127'
+    'p=$(command -v -- "$p" 2>/dev/null) && [ -x "$p" ] && exec "$p" -I -c "$0"; done; echo NOPYTHON; exit 127'
 )
 
 
