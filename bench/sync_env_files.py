@@ -1,4 +1,4 @@
-"""A real environment to four hosts: the first time, after one small package, unchanged; against rsync, tar, and a packed archive.
+"""A real environment to four hosts: first, after one small package, unchanged; against rsync, tar and a packed archive.
 
     python bench/sync_env_files.py ENVIRONMENT WHEEL [PACKER]
 
