@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from llmtrain.plan.activations import estimate_activations
-from llmtrain.plan.setup import Setup
+from llmtrain.plan.setup import Lora, Setup
 from llmtrain.plan.shape import plan_shape
 
 SIZES = {
@@ -90,3 +92,14 @@ def test_fused_loss_takes_the_logits_away():
     plain = Setup(stage=3, ranks=8, slots=8, micro=8, accumulation=1, length=4096)
     fused = Setup(stage=3, ranks=8, slots=8, micro=8, accumulation=1, length=4096, fused_loss=True)
     assert estimate_activations(shape, fused).logits_peak < estimate_activations(shape, plain).logits_peak / 10
+
+
+def test_the_built_in_loss_takes_tiles_and_the_gradient_of_the_head():
+    """TRL's head holds one tile of logits, and sums the gradient of the whole head in 32 bit unless it is frozen."""
+    shape = plan_shape({**MODELS["qwen2"], "model_type": "qwen2"}, name="config.json")
+    tiled = Setup(stage=3, ranks=8, slots=8, micro=8, accumulation=1, length=4096, tiled_loss=True)
+    head, stream = shape.vocab * shape.hidden, 8 * 4096 * shape.hidden
+    full = estimate_activations(shape, tiled).logits_peak
+    assert full == 2 * 4096 * min(32768, shape.vocab) + 6 * head + 8 * stream
+    frozen = estimate_activations(shape, replace(tiled, lora=Lora(rank=8)))
+    assert full - frozen.logits_peak == 6 * head

@@ -41,6 +41,8 @@ class Style:
 PLAIN_NORM = 8
 """Two nn.LayerNorm: each keeps its input 2 (the residual stream) and its output 2."""
 LOGITS, LOGITS_OLD = 12, 17
+TILE_TOKENS, TILE_WORDS = 4096, 32768
+"""Of the output head of TRL 1.16 (trl/kernels/chunked_logprob.py, trl/trainer/utils.py)."""
 """Per token and word: log-softmax, its gradient, that of the 32-bit logits; up to transformers 4.44 a shifted copy."""
 GELU_IN_PYTHON = 10
 """Input 2, tanh 2, two factors 4, product 2 (GPT-2's gelu_new)."""
@@ -159,6 +161,11 @@ def _logits(shape: ModelShape, setup: Setup) -> tuple[float, float]:
     if setup.fused_loss:
         # Chunks of 1024 rows at a time, and the gradient of the last hidden states.
         return 2 * setup.tokens * shape.hidden, 12 * min(setup.tokens, 1024) * shape.vocab
+    if setup.tiled_loss:
+        tile = setup.width * min(setup.tokens, TILE_TOKENS) * min(shape.vocab, TILE_WORDS)
+        head = 0 if setup.lora else (4 + setup.width) * shape.vocab * shape.hidden
+        stream = setup.tokens * shape.hidden
+        return setup.width * stream, tile + head + (4 + 2 * setup.width) * stream
     numbers = setup.tokens * shape.vocab
     return 4 * numbers, (LOGITS_OLD if setup.old_loss else LOGITS) * numbers
 

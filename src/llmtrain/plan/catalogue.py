@@ -27,7 +27,7 @@ ASSUMPTIONS = {
     "gpu.memory": "memory of an accelerator, as in 80GiB",
     "gpu.tflops": "matmul rate",
     "software": "measured over predicted speed, as in 0.8",
-    "loss": "fused, if the loss never holds all logits",
+    "loss": "logits, if a program of yours holds all of them; fused, with Liger; the built-in one makes them in tiles",
     "lora.rank": "rank of adapters, if only these are trained",
     "load": "whole, if every rank loads the whole model",
 }

@@ -133,11 +133,11 @@ def _passes(shape: ModelShape, setup: Setup) -> list[Term]:
         term(
             "logits",
             size.logits_peak,
-            f"{LOGITS_OLD if setup.old_loss else LOGITS} B x tokens x vocabulary",
+            _loss_formula(setup),
             MODEL,
             ("loss",),
         ),
-        term("logits kept", size.logits_kept, "4 B x tokens x vocabulary", MODEL, ("forward",)),
+        term("logits kept", size.logits_kept, _kept_formula(setup), MODEL, ("forward",)),
         term("layer in progress", size.layer_peak, "one layer's activations and gradients", MODEL, ("backward",)),
     ]
     if setup.stage < 3:
@@ -145,6 +145,21 @@ def _passes(shape: ModelShape, setup: Setup) -> list[Term]:
         found.append(term("gradient in progress", setup.width * weight, "one weight's", MODEL, ("backward",)))
         return found
     return found + _gathered(shape, setup)
+
+
+def _loss_formula(setup: Setup) -> str:
+    if setup.tiled_loss:
+        own = "" if setup.lora else f" + {4 + setup.width} B x vocabulary x width"
+        return f"one tile{own} + {4 + 2 * setup.width} B x tokens x width"
+    if setup.fused_loss:
+        return "12 B x 1024 tokens x vocabulary"
+    return f"{LOGITS_OLD if setup.old_loss else LOGITS} B x tokens x vocabulary"
+
+
+def _kept_formula(setup: Setup) -> str:
+    if setup.tiled_loss or setup.fused_loss:
+        return f"{setup.width if setup.tiled_loss else 2} B x tokens x width"
+    return "4 B x tokens x vocabulary"
 
 
 def _gathered(shape: ModelShape, setup: Setup) -> list[Term]:

@@ -91,8 +91,10 @@ def read_request(spec: RunSpec, *, cluster: str | None = None, assumptions: Sequ
         wanted=_wanted(spec, machines.world_size),
     )
     setup = read_setup(spec, rendered.config, ranks=machines.world_size, slots=slots)
-    if given.get("loss") == "fused":
-        setup = replace(setup, fused_loss=True)
+    if "loss" in given:
+        if given["loss"] not in {"logits", "fused"}:
+            raise UsageError(f"loss={given['loss']} is neither logits nor fused", where="--assume", fix="loss=logits")
+        setup = replace(setup, tiled_loss=False, fused_loss=given["loss"] == "fused")
     if given.get("load") == "whole":
         setup = replace(setup, whole_load=True)
     if "lora.rank" in given:
@@ -123,6 +125,7 @@ def read_setup(spec: RunSpec, config: Mapping[str, Any], *, ranks: int, slots: i
         length=spec.data.max_length,
         checkpointing=spec.training.gradient_checkpointing,
         attention="sdpa" if spec.model.attention == "auto" else spec.model.attention,
+        tiled_loss=True,
         workers=spec.training.loader_workers,
         two_groups=config.get("optimizer") is None,
         pin_native=spec.env.get("DS_PIN_MEMORY_BACKEND") == "native",

@@ -53,6 +53,8 @@ class Setup:
     """Rows are padded, so the kernel is given a mask."""
     fused_loss: bool = False
     """The loss never materialises all logits (Liger and the like)."""
+    tiled_loss: bool = False
+    """The loss is made in tiles, its gradients summed in 32 bit: TRL's output head, so the built-in fine-tune."""
     old_loss: bool = False
     """transformers up to 4.44: the loss copies the shifted logits once more."""
     native_linear: bool = False

@@ -20,7 +20,6 @@ from llmtrain.sync.place import judge_place
 from llmtrain.sync.relay import Bucket
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable
 
     from llmtrain.cluster.fleet import Transport
@@ -194,18 +193,12 @@ def _send(request: SyncRequest, scan: Scan, transport: Transport, folder: str, t
                 _add(archive, scan, entry, sent)
     except OSError as error:
         trouble = error
-    said = _end(process)
+    _, errors = process.communicate()
     if process.returncode or trouble is not None:
-        raise PlainError(said or str(trouble))
+        said = errors.decode("utf-8", "replace").strip().splitlines()
+        raise PlainError(said[-1] if said else str(trouble or f"tar ended with {process.returncode}"))
     sent.bytes = outlet.count
     return sent
-
-
-def _end(process: subprocess.Popen[bytes]) -> str:
-    """Wait for the other end; its last word."""
-    _, errors = process.communicate()
-    lines = errors.decode("utf-8", "replace").strip().splitlines()
-    return lines[-1] if lines and process.returncode else ""
 
 
 def _add(archive: tarfile.TarFile, scan: Scan, entry: Entry, sent: Sent) -> None:
