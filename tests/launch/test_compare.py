@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.documented import read_example
 from typer.testing import CliRunner
 
 from llmtrain.cli import app
@@ -46,7 +47,7 @@ def test_curves_are_compared_at_common_steps(runs):
 def test_diff_prints_one_line_each(runs):
     """The command shows each difference, the curve and both ends."""
     done = CliRunner().invoke(app, ["diff", *runs])
-    assert done.output.splitlines() == [
+    wanted = [
         "a-1 -> b-2",
         "training.learning_rate: 1e-05 -> 0.0001",
         "versions.hosts.a.torch: 2.6 -> 2.7",
@@ -54,6 +55,7 @@ def test_diff_prints_one_line_each(runs):
         "loss at step 2: 2.0000 -> 2.9000 (+0.9000)",
         "end: 1 ranks done -> 1 ranks done",
     ]
+    assert done.output.splitlines() == wanted == read_example("diff", "llmtrain diff a-1 b-2")
 
 
 def test_no_such_run(tmp_path, monkeypatch):

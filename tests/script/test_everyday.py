@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from tests.documented import read_example
+
 from llmtrain.spec.hostfile import read_hostfile
 
 
@@ -11,6 +13,7 @@ def test_exec_shows_equal_output_once(script_lab):
     """Hosts that answer alike stand together; the exit code is the worst one."""
     folder = script_lab.folder("/root/exec", {})
     done = script_lab.llmtrain(folder, "exec", "--hosts", "hostfile", "--", "echo same; test $(hostname) = node1")
+    assert done.out.splitlines() == read_example("exec", "llmtrain exec --hosts")
     assert done.out == "node1:\n  same\nnode2: (exit code 1)\n  same\n"
     assert done.code == 1
     done = script_lab.llmtrain(folder, "exec", "--", "echo same", env={"LLMTRAIN_HOSTS": "hostfile"})

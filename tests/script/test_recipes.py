@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.documented import stale_lines
 
 SETS = ("--set", "env.OMP_NUM_THREADS=1", "--set", "data.max_length=256", "--set", "lora.rank=4")
 SETS += ("--set", "data.packing=true", "--set", "training.max_steps=3", "--set", "training.loader_workers=0")
@@ -23,6 +24,7 @@ def recipe(script_lab):
     assert trained.code == 0, trained.err + trained.log("node1", 0)
     merged = script_lab.llmtrain(folder, "merge", "adapter", "--output", "merged")
     assert merged.code == 0, merged.err
+    assert stale_lines("merge", "llmtrain merge", merged.out + merged.err) == []
     return counted, trained
 
 

@@ -54,7 +54,7 @@ def test_llama_factory_is_translated(tmp_path):
     """What has a counterpart is taken over, and the rest is named in the file."""
     (tmp_path / "lf.yaml").write_text(FACTORY)
     found = read_foreign(str(tmp_path / "lf.yaml"))
-    assert set(found.left) == {"stage", "finetuning_type", "warmup_ratio"}
+    assert set(found.left) == {"warmup_ratio"}
     path = tmp_path / "llmtrain.yaml"
     path.write_text(render_run_file(found))
     spec = read_run(str(path))
@@ -71,11 +71,40 @@ def test_axolotl_is_translated(tmp_path):
     (tmp_path / "ax.yaml").write_text(AXOLOTL)
     (tmp_path / "chat.jsonl").write_text("")
     found = read_foreign(str(tmp_path / "ax.yaml"))
-    assert set(found.left) == {"sample_packing"}
+    assert found.left == {}
     (tmp_path / "llmtrain.yaml").write_text(render_run_file(found))
     spec = read_run(str(tmp_path / "llmtrain.yaml"))
     assert (spec.data.path, spec.data.max_length) == (str(tmp_path / "chat.jsonl"), 1024)
     assert (spec.training.epochs, spec.training.learning_rate) == (2, 2e-5)
+    assert spec.data.packing
+    assert spec.lora.rank is None
+
+
+@pytest.mark.parametrize(
+    ("text", "lora", "left"),
+    [
+        ("model_name_or_path: /m", (8, None, 0.0, ()), set()),
+        ("model_name_or_path: /m\nfinetuning_type: full\nlora_rank: 4", (None, None, 0.0, ()), {"lora_rank"}),
+        ("model_name_or_path: /m\nlora_rank: 16\nlora_alpha: 8\nlora_target: all", (16, 8, 0.0, ()), set()),
+        ("model_name_or_path: /m\nlora_target: q_proj, v_proj", (8, None, 0.0, ("q_proj", "v_proj")), set()),
+        ("model_name_or_path: /m\nfinetuning_type: freeze", (None, None, 0.0, ()), {"finetuning_type"}),
+        ("base_model: /m\nadapter: lora\nlora_r: 4\nlora_dropout: 0.1", (4, None, 0.1, ()), set()),
+        (
+            "base_model: /m\nadapter: qlora\nlora_r: 4\nload_in_4bit: true",
+            (4, None, 0.0, ()),
+            {"adapter", "load_in_4bit"},
+        ),
+        ("base_model: /m\nlora_target_modules: [up_proj]", (None, None, 0.0, ()), {"lora_target_modules"}),
+    ],
+)
+def test_adapters_are_adapters_here_too(tmp_path, text, lora, left):
+    """A file that trains adapters, as LLaMA-Factory's do unless they say otherwise, never becomes a full fine-tune."""
+    (tmp_path / "x.yaml").write_text(text)
+    found = read_foreign(str(tmp_path / "x.yaml"))
+    assert set(found.left) == left
+    (tmp_path / "llmtrain.yaml").write_text(render_run_file(found))
+    spec = read_run(str(tmp_path / "llmtrain.yaml")).lora
+    assert (spec.rank, spec.alpha, spec.dropout, spec.targets) == lora
 
 
 def test_another_file_is_refused(tmp_path):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.documented import stale_lines
 from tests.sync.condabox import copy_python
 from tests.sync.test_condaenv import put
 from tests.sync.test_faults import SOURCE
@@ -138,6 +139,7 @@ def test_bare_sync_env_and_its_archives(commands, tmp_path):
     """
     report = commands.run("sync-env")
     assert report["ok"], report
+    assert stale_lines("sync", "llmtrain sync", commands.err) == []
     assert f"{tmp_path}/env: environment of the run file" in commands.err
     assert "node1, node2, node3 (/root/order/hosts)" in commands.err
     fields = {"host", "ok", "bytes_sent", "bytes_reused", "seconds", "error"}

@@ -48,6 +48,13 @@ LLAMA_FACTORY = {
     "seed": "training.seed",
     "output_dir": "output",
     "deepspeed": "config",
+    "trust_remote_code": "model.trust_remote_code",
+    "packing": "data.packing",
+    "neat_packing": "data.packing",
+    "lora_rank": "lora.rank",
+    "lora_alpha": "lora.alpha",
+    "lora_dropout": "lora.dropout",
+    "lora_target": "lora.targets",
 }
 AXOLOTL = {
     "base_model": "model.path",
@@ -67,9 +74,23 @@ AXOLOTL = {
     "seed": "training.seed",
     "output_dir": "output",
     "deepspeed": "config",
+    "trust_remote_code": "model.trust_remote_code",
+    "gradient_checkpointing": "training.gradient_checkpointing",
+    "sample_packing": "data.packing",
+    "lora_r": "lora.rank",
+    "lora_alpha": "lora.alpha",
+    "lora_dropout": "lora.dropout",
+    "lora_target_modules": "lora.targets",
 }
 DTYPES = {"bf16": "bf16", "fp16": "fp16"}
 SCHEDULES = {"cosine", "linear", "constant"}
+PLAIN = {"finetuning_type": ("full", "lora"), "adapter": ("lora", None, ""), "stage": ("sft",)}
+"""Keys and the values of them that need no word: they say what the built-in fine-tune does."""
+KEPT = {"training.weight_decay", "training.gradient_checkpointing"}
+"""Keys that mean something when they are nothing."""
+FACTORY_RANK = 8
+"""LLaMA-Factory trains adapters, of this rank, unless a file says otherwise."""
+ALL_TARGETS = ("all", ["all"])
 
 
 @dataclass
@@ -101,22 +122,55 @@ def read_foreign(path: str) -> Translation:
 def translate(values: Mapping[str, Any], words: Mapping[str, str], *, folder: Path) -> Translation:
     """What has a counterpart, and what has none. Pure."""
     found = Translation()
+    lora = _trains_adapters(values)
     for key, value in values.items():
+        if key == "dataset_dir" or (key in PLAIN and value in PLAIN[key]):
+            continue
         ours = words.get(key)
-        if key in DTYPES:
-            if value is True:
-                found.values["model.dtype"] = DTYPES[key]
-        elif key == "dataset" and isinstance(value, str):
-            info = f"{values.get('dataset_dir', 'data')}/dataset_info.json"
-            _datasets(found, [f"{info}#{name.strip()}" for name in value.split(",")])
-        elif key == "datasets" and isinstance(value, list) and all(_is_file(item, folder) for item in value):
-            _datasets(found, [item["path"] for item in value])
-        elif ours is None or (ours == "training.schedule" and value not in SCHEDULES):
-            if key != "dataset_dir":
-                found.left[key] = value
-        elif value not in (None, 0, -1) or ours == "training.weight_decay":
-            found.values[ours] = value
+        if paths := _data_paths(key, values, folder):
+            _datasets(found, paths)
+        elif key in DTYPES:
+            found.values.update({"model.dtype": DTYPES[key]} if value is True else {})
+        elif ours is None or _is_odd(ours, value, lora=lora):
+            found.left[key] = value
+        else:
+            _take(found, ours, value)
+    if lora:
+        found.values.setdefault("lora.rank", FACTORY_RANK)
     return found
+
+
+def _is_odd(ours: str, value: Any, *, lora: bool) -> bool:
+    """A schedule we do not have, or a word about adapters where none are trained."""
+    return (ours == "training.schedule" and value not in SCHEDULES) or (ours.startswith("lora.") and not lora)
+
+
+def _take(found: Translation, ours: str, value: Any) -> None:
+    if ours == "lora.targets":
+        found.values.update({} if value in ALL_TARGETS else {ours: _words(value)})
+    elif value not in (None, 0, -1) or ours in KEPT:
+        found.values[ours] = value
+
+
+def _data_paths(key: str, values: Mapping[str, Any], folder: Path) -> list[str]:
+    value = values[key]
+    if key == "dataset" and isinstance(value, str):
+        info = f"{values.get('dataset_dir', 'data')}/dataset_info.json"
+        return [f"{info}#{name.strip()}" for name in value.split(",")]
+    if key == "datasets" and isinstance(value, list) and all(_is_file(item, folder) for item in value):
+        return [item["path"] for item in value]
+    return []
+
+
+def _trains_adapters(values: Mapping[str, Any]) -> bool:
+    """QLoRA too: what has no counterpart is its 4-bit base, and that is left to be read."""
+    if "base_model" in values:
+        return values.get("adapter") in ("lora", "qlora")
+    return values.get("finetuning_type", "lora") == "lora"
+
+
+def _words(value: Any) -> list[str]:
+    return [word.strip() for word in value.split(",")] if isinstance(value, str) else list(value)
 
 
 def _is_file(item: Any, folder: Path) -> bool:
