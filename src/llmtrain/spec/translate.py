@@ -166,7 +166,7 @@ def _trains_adapters(values: Mapping[str, Any]) -> bool:
     """QLoRA too: what has no counterpart is its 4-bit base, and that is left to be read."""
     if "base_model" in values:
         return values.get("adapter") in ("lora", "qlora")
-    return values.get("finetuning_type", "lora") == "lora"
+    return bool(values.get("finetuning_type", "lora") == "lora")
 
 
 def _words(value: Any) -> list[str]:
