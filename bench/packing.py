@@ -3,7 +3,8 @@
     python bench/packing.py MODEL_DIR [STEPS]
 
 One process on this machine's processors, ZeRO-2, fp32, SDPA: padded batches of 4 examples against one packed row of 256
-tokens, which holds about as many. Useful tokens are those of examples.
+tokens, which holds about as many. Four of them make a step, so that the optimizer's share, the same for both and large
+on one processor, does not hide the difference. Useful tokens are those of examples.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def main(model: str, steps: int) -> None:
                 model,
                 data,
                 micro=micro,
+                accumulation=4,
                 data_part={"packing": packed, "max_length": 256},
                 **options,
             )

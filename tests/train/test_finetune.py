@@ -7,6 +7,9 @@ import json
 import pytest
 from tests.train.runs import Finished, launch, make_run, zero
 
+from llmtrain.train.assemble import assemble
+from llmtrain.train.extract import extract
+
 pytestmark = pytest.mark.timeout(900)  # a cold cache compiles DeepSpeed's operations first
 
 STAGES = ("zero1", "zero2", "zero3", "zero3-offload")
@@ -29,7 +32,7 @@ def two_ranks(tmp_path_factory, tiny_model, chat_file):
         "{% endfor %}"
     )
     files = [
-        run("zero1", zero_part=zero(1)),
+        run("zero1", zero_part=zero(1), save_steps=4),
         run("zero2", zero_part=zero(2)),
         run("zero3-whole"),
         run("zero3", save_steps=2, eval_steps=3, data_part={"eval": 0.1}),
@@ -38,11 +41,11 @@ def two_ranks(tmp_path_factory, tiny_model, chat_file):
         run("fallen-back", resume=str(saved.with_name("step-000004")), data_part={"eval": 0.1}),
         run("unsaved", zero_part=zero(2), save_steps=2),
         run("offload-saved", zero_part=zero(2), save_steps=2),
-        run("bf16", zero_part=zero(3, offload=True), dtype="bf16"),
+        run("bf16", zero_part=zero(3, offload=True), dtype="bf16", save_steps=4),
         run("padded", micro=32, max_steps=1),
         run("packed", micro=8, max_steps=1, data_part={"packing": True, "max_length": 256}),
         run("packed-eager", micro=8, max_steps=1, data_part={"packing": True, "max_length": 256}, attention="eager"),
-        run("lora", lora={"rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": []}, learning_rate=1e-2),
+        run("lora", lora={"rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": []}, learning_rate=1e-2, save_steps=4),
         run("nonfinite", learning_rate=1e30, zero_part=zero(2)),
         run("refused", data_part={"chat_template": str(refusing)}),
     ]
@@ -146,6 +149,44 @@ def test_output_is_what_was_trained(two_ranks, name):
     assert AutoTokenizer.from_pretrained(run.dir / "output").chat_template
     assert model.generation_config.eos_token_id == 258
     assert model.config.use_cache is True
+
+
+def export(run, folder, dtype):
+    """The last checkpoint of a run on this machine as a model directory, by way of its ranks' parts."""
+    (checkpoint,) = (run.dir / "checkpoints").glob("step-*")
+    assert extract(checkpoint, folder / "parts", dtype=dtype, ranks=[0, 1]) > 0
+    order = {"run": str(run.dir / "run.json"), "checkpoint": str(checkpoint), "parts": [str(folder / "parts")]}
+    return assemble({**order, "dtype": dtype, "output": str(folder / "exported")})
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("zero1", "fp32"), ("bf16", "bf16")])
+def test_a_checkpoint_is_exported_as_the_run_gathered_it(two_ranks, name, dtype, tmp_path):
+    """Parts of two ranks make the model of the run's own end bit for bit, with its settings and tokenizer."""
+    from safetensors.torch import load_file
+
+    run = two_ranks[0][name]
+    said = export(run, tmp_path, dtype)
+    assert (said["loaded"], said["merged"]) == ("yes", False)
+    mine, theirs = load_file(tmp_path / "exported/model.safetensors"), load_file(run.dir / "output/model.safetensors")
+    assert {key: tensor.dtype for key, tensor in mine.items()} == {key: tensor.dtype for key, tensor in theirs.items()}
+    assert all(bool((mine[key] == theirs[key]).all()) for key in theirs)
+    for path in (run.dir / "output").glob("*.json"):
+        assert json.loads((tmp_path / "exported" / path.name).read_text()) == json.loads(path.read_text()), path.name
+    assert {path.name for path in (run.dir / "output").iterdir()} == set(said["files"])
+
+
+def test_adapters_are_merged_when_they_are_exported(two_ranks, tmp_path):
+    """A checkpoint of a LoRA run becomes the same whole model as its adapter and base do."""
+    from safetensors.torch import load_file
+
+    from llmtrain.train.merge import merge
+
+    run = two_ranks[0]["lora"]
+    assert export(run, tmp_path, "fp32")["merged"]
+    merge(run.dir / "output", tmp_path / "merged")
+    mine, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("exported", "merged"))
+    assert mine.keys() == theirs.keys()
+    assert all(bool((mine[key] == theirs[key]).all()) for key in theirs)
 
 
 def test_resume_goes_on_as_if_nothing_had_happened(two_ranks):

@@ -19,7 +19,7 @@ from llmtrain.train.records import SCHEMA
 from llmtrain.train.seal import MANIFEST, choose_intact, examine_candidates, sync_folder, write_manifest, write_through
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from llmtrain.train.crew import Crew
     from llmtrain.train.runjson import RankRun
@@ -151,6 +151,7 @@ def _write_shared_files(trainer: Any, run: RankRun, partial: Path, tag: str) -> 
     trainer.state.save_to_json(str(partial / TRAINER_STATE_NAME))
     (partial / "latest").write_text(tag, encoding="utf-8")
     note = {"schema": SCHEMA, "run_id": run.run_id, "step": trainer.state.global_step, **_shape(run)}
+    note["stop_tokens"] = list(trainer.stop_tokens)  # for who exports the model from here
     write_json(partial / NOTE, note)
 
 
@@ -278,7 +279,7 @@ def write_model(
     _restore_configs(model, base)
     model.save_pretrained(partial, state_dict=weights)
     tokenizer.save_pretrained(partial)
-    _finish_configs(partial, base, "float32" if run.model.dtype == "fp32" else "bfloat16", stop_tokens)
+    finish_configs(partial, base, "float32" if run.model.dtype == "fp32" else "bfloat16", stop_tokens)
     (partial / "README.md").write_text(card, encoding="utf-8")
     _compare_tensors(partial, base, model)
     tidy(partial)
@@ -310,7 +311,8 @@ def _restore_configs(model: Any, base: Path) -> None:
         model.generation_config = GenerationConfig()
 
 
-def _finish_configs(partial: Path, base: Path, dtype: str, stop_tokens: tuple[int, ...]) -> None:
+def finish_configs(partial: Path, base: Path, dtype: str, stop_tokens: Sequence[int]) -> None:
+    """Say the precision of the weights, and stop at the tokens that trained answers end with."""
     config = json.loads((partial / "config.json").read_text(encoding="utf-8"))
     config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
     write_pretty(partial / "config.json", config)

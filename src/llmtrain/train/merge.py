@@ -19,7 +19,7 @@ from llmtrain.errors import InputFileError, LlmtrainError
 from llmtrain.train.modeldir import new_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -57,7 +57,7 @@ def merge(adapter: Path, output: Path, *, base: Path | None = None) -> int:
         _refuse_strangers(pairs, files, base)
         with new_directory(output) as partial:
             partial.mkdir()
-            _copy_rest(base, adapter, partial)
+            copy_rest((base, adapter), partial)
             for file in files:
                 _merge_file(file, partial / file.name, factors, pairs, scale)
     return len(pairs)
@@ -91,7 +91,8 @@ def _pair(names: list[str]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _read_header(file: Path) -> tuple[bytes, dict[str, Any]]:
+def read_table(file: Path) -> tuple[bytes, dict[str, Any]]:
+    """The head of a safetensors file as it stands, and what it says."""
     with file.open("rb") as stream:
         length = stream.read(8)
         text = stream.read(struct.unpack("<Q", length)[0])
@@ -99,7 +100,7 @@ def _read_header(file: Path) -> tuple[bytes, dict[str, Any]]:
 
 
 def _refuse_strangers(pairs: Mapping[str, Any], files: list[Path], base: Path) -> None:
-    known = {name for file in files for name in _read_header(file)[1]}
+    known = {name for file in files for name in read_table(file)[1]}
     strangers = sorted(set(pairs) - known)
     if strangers or not pairs:
         raise InputFileError(
@@ -110,9 +111,9 @@ def _refuse_strangers(pairs: Mapping[str, Any], files: list[Path], base: Path) -
         )
 
 
-def _copy_rest(base: Path, adapter: Path, partial: Path) -> None:
+def copy_rest(folders: Sequence[Path], partial: Path) -> None:
     """Everything but weights: the base's, and over it the tokenizer that the adapter was trained with."""
-    for folder in (base, adapter):
+    for folder in folders:
         for path in folder.iterdir():
             ours = path.name.startswith("adapter_") or path.suffix in {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
             if path.is_file() and not ours:
@@ -123,7 +124,7 @@ def _merge_file(source: Path, target: Path, factors: Any, pairs: Mapping[str, tu
     """The same header and the same order; a tensor changes its numbers, never its size."""
     from safetensors import safe_open
 
-    head, table = _read_header(source)
+    head, table = read_table(source)
     names = sorted((name for name in table if name != "__metadata__"), key=lambda name: table[name]["data_offsets"])
     with safe_open(str(source), framework="pt") as tensors, target.open("wb") as stream:
         stream.write(head)

@@ -79,6 +79,7 @@ class Trainer(SFTTrainer):  # type: ignore[misc]
         self._telemetry = telemetry
         self._beat = beat
         self._rows = data.step_rows
+        self.stop_tokens = data.facts.stop_tokens
         self._evaluated_at = -1
         self.stop = StopOnRequest(run.run_dir, crew)
         self._padding = PaddingCollator(processing_class.pad_token_id)
