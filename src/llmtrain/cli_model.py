@@ -1,4 +1,4 @@
-"""``data`` and ``merge``: what goes into a training, and what is made of its result."""
+"""``data``, ``merge`` and ``export``: what goes into a training, and what is made of its result."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,6 +23,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("data")(data)
     app.command("merge")(merge)
+    app.command("export")(export)
 
 
 def data(
@@ -62,3 +63,28 @@ def merge(
     # Another program, since only the rank code may load torch.
     words = ["-m", "llmtrain.train.merge", "--output", output, *(["--model", model] if model else []), "--", adapter]
     os.execv(sys.executable, [sys.executable, *words])  # noqa: S606
+
+
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Id, the beginning of one, a run folder, or 'last'.")],
+    output: Annotated[str, typer.Option("--output", metavar="DIR", help="A new folder here, or HOST:/DIR.")],
+    step: Annotated[int | None, typer.Option("--step", metavar="N", help="Of the checkpoint; the newest one.")] = None,
+    dtype: Annotated[
+        Literal["bf16", "fp32"] | None, typer.Option("--dtype", help="Precision; that of the run's own model.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a model of a checkpoint, wherever its files lie."""
+    from llmtrain.launch.export import Wanted, parse_target
+    from llmtrain.launch.export import export as export_run
+    from llmtrain.launch.jobs import find_run
+
+    host, path = parse_target(output)
+    wanted = Wanted(step=step, dtype=dtype, host=host, path=path)
+    said = export_run(find_run(run), wanted, lambda text: typer.echo(text, err=True))
+    if as_json:
+        sys.stdout.write(json.dumps(said, indent=2) + "\n")
+        return
+    merged = ", adapters merged" if said["merged"] else ""
+    typer.echo(f"loads in transformers: {said['loaded']}")
+    typer.echo(f"model: {said['output']} (step {said['step']}, {said['dtype']}{merged}), {said['seconds']} s")

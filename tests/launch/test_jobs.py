@@ -6,6 +6,7 @@ import json
 import signal
 
 import pytest
+from tests.documented import read_example, stale_lines
 from tests.launch.launchlab import LLMTRAIN, wait_for
 
 pytestmark = pytest.mark.timeout(600)  # three runs, one after the other, belong to one fixture
@@ -134,6 +135,34 @@ def test_a_killed_rank_costs_a_restart(restarted):
     first = dict(rows[:cut])
     assert all(abs(first[step] - loss) < 1e-3 for step, loss in rows[cut:] if step in first)
     restarted.wait_gone()
+
+
+def test_a_checkpoint_on_three_hosts_becomes_one_model(launch_lab, folder, restarted):
+    """`export` makes of the last step's files on three hosts what the run itself gathered, number by number."""
+    from safetensors.torch import load_file
+
+    code, said, err = call(launch_lab, folder, "export", restarted.id, "--output", "exported")
+    assert code == 0, err
+    ends = read_example("export", "llmtrain export")[-2:]  # with --json the last two lines are the document
+    assert stale_lines("export", "llmtrain export", err) == ends
+    assert (said["step"], said["dtype"], said["loaded"]) == (12, "fp32", "yes")
+    disk = launch_lab.lab.state.disk("head")
+    mine = load_file(disk / "root/jobs/exported/model.safetensors")
+    theirs = load_file(disk / restarted.json["output"].lstrip("/") / "model.safetensors")
+    assert mine.keys() == theirs.keys()
+    assert all(bool((mine[name] == theirs[name]).all()) for name in theirs)
+    for host in ("node1", "node2", "node3"):
+        left = launch_lab.lab.run(host, ["sh", "-c", f"ls /root/.llmtrain/runs/{restarted.id}*"]).stdout
+        assert "export" not in left, left
+
+
+def test_an_export_that_cannot_be_is_one_error(launch_lab, folder, restarted):
+    """A step that no host saved, and a folder that exists, are told before anything is done."""
+    for words, told in ((("--step", "5", "--output", "new"), "no checkpoint of step 5"), (("--output", "."), "exists")):
+        done = launch_lab.lab.run("head", [LLMTRAIN, "export", restarted.id, *words], cwd=folder, check=False)
+        assert done.returncode == 2
+        assert told in done.stderr
+        assert "fix:" in done.stderr
 
 
 def test_every_event_reaches_the_command(launch_lab, restarted):
