@@ -25,9 +25,10 @@ from tests.train.runs import launch, make_run  # noqa: E402
 
 WATCHED = (
     "import json, resource, runpy, sys\n"
-    "name = sys.argv[1]\n"
-    "try: runpy.run_module(name, run_name='__main__', alter_sys=True) if name != '-' else exec(sys.argv[2])\n"
-    "except SystemExit: pass\n"
+    "sys.argv = sys.argv[1:]\n"
+    "name = sys.argv[0]\n"
+    "try: runpy.run_module(name, run_name='__main__', alter_sys=True) if name != '-' else exec(sys.argv[1])\n"
+    "except SystemExit as end: assert not end.code\n"
     "print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024), file=sys.stderr)"
 )
 IDLE = "import torch, transformers, deepspeed"
