@@ -102,7 +102,7 @@ def test_smoke_passes_on_this_machine(launch_lab):
     run = launch_lab.start(folder, "smoke", "--json", "--env", "OMP_NUM_THREADS=1")
     assert run.wait() == 0, run.err
     assert [stage["stage"] for stage in run.json["stages"]][:2] == ["make model", "contact and check"]
-    assert stale_lines("smoke", "llmtrain smoke", run.err) == []
+    assert stale_lines("smoke", "llmtrain smoke", run.err) == [], run.err
     assert sorted(path.name for path in run.disk.iterdir()) == before
     assert launch_lab.lab.run("head", ["ls", "-A", "/tmp"]).stdout == temporary
     assert launch_lab.lab.run("head", ["ls", "/root/.local/state/llmtrain/runs"], check=False).stdout == links
