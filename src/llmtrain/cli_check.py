@@ -74,6 +74,7 @@ def check(
     from llmtrain.launch.job import Selection
     from llmtrain.launch.remedy import Remedies, remedy
     from llmtrain.report.check import Checking, check_json, write_page
+    from llmtrain.report.sync import SyncLive
 
     names = parse_names(only or (), option="--only"), parse_names(skip or (), option="--skip")
     scope = Scope(only=names[0], skip=names[1], deep=deep, links=links or html is not None)
@@ -81,7 +82,13 @@ def check(
     subject = _read(run_file, {"hosts": hosts, "config": config, "model": model, "data": data}, (sets, envs), selection)
     checking = Checking()
     report = run_check(subject, scope, checking.tell)
-    if remedy(subject, report, Remedies(keys=accept_new_host_keys, ops=warm, ask=checking.confirm if fix else None)):
+    allowed = Remedies(keys=accept_new_host_keys, ops=warm, ask=checking.confirm if fix else None)
+    live = SyncLive()
+    try:
+        mended = remedy(subject, report, allowed, live.tell)
+    finally:
+        live.close()
+    if mended:
         report = run_check(subject, scope, checking.tell)
     checking.show(report, quiet=as_json)
     if html is not None:

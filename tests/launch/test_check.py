@@ -128,6 +128,27 @@ def test_files_and_folders(lab):
         give(lab, lab.here, host)
 
 
+def test_contents_are_brought_where_somebody_says_yes(lab):
+    """`--fix` asks about each tree that differs, brings it, and the next look finds nothing; what was there stays."""
+    lab.run("node1", ["rm", faults.WEIGHTS])
+    lab.run("node3", ["sed", "-i", "1s/is/was/", "/root/data.jsonl"])
+    line = f"{sys.executable} -c '{faults.MAIN}' check {RUN} --fix --json >/root/fixed.json"
+    answers = [
+        "bash",
+        "-c",
+        f'script -qec "{line}" /dev/null < <(exec 2>/dev/null; echo n; sleep 1; echo y; sleep 1; echo y; until [ -s /root/fixed.json ]; do sleep 0.2; done)',
+    ]
+    said = lab.run("head", answers, env={"PYTHONPATH": faults.SOURCE}, timeout=120).stdout
+    assert "Bring /root/model to node1" in said
+    assert "Bring /root/data.jsonl to node3" in said
+    assert json.loads(lab.read("head", "/root/fixed.json"))["findings"] == [], said
+    assert (
+        lab.run("node3", ["sh", "-c", "cat /root/.data.jsonl.llmtrain/old/*/tree | head -n 1"]).stdout.count("was") > 0
+    )
+    for host in ("node1", "node3"):
+        lab.run(host, ["sh", "-c", "rm -rf /root/.model.llmtrain /root/.data.jsonl.llmtrain"])
+
+
 def test_machines_that_lack_something(lab):
     """Inodes, shared memory, open files, compiler, ninja, headers."""
     make_and_check(lab, faults.MACHINE, RUN)

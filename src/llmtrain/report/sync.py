@@ -115,6 +115,9 @@ class SyncLive:
     def _on_way(self, values: dict[str, Any]) -> None:
         self.say(values["text"])
 
+    def _on_end(self, _values: dict[str, Any]) -> None:
+        self.close()
+
     def _on_failed(self, values: dict[str, Any]) -> None:
         self.say(f"{values['host']}: failed: {values['error']}")
 

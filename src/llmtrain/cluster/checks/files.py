@@ -68,12 +68,10 @@ def _space(item: Facts, saw: str, wanted: str) -> Finding:
 def _contents(item: Facts, needs: Needs) -> list[Finding]:
     """What is missing or differs is no failure where it will be brought; nothing else is ever overwritten."""
     findings = []
-    for path, here in needs.trees.items():
-        there = item.trees.get(path, MISSING)
+    for path in _wrong_trees(item, needs):
+        here, there = needs.trees[path], item.trees.get(path, MISSING)
         mode = needs.bring.get(path, "missing")
         lacks = there["kind"] == "missing"
-        if there == here or (lacks and mode != "never") or (mode == "same" and not _extra(here, there)):
-            continue
         saw = f"{path} is missing" if lacks else f"{path} is there with other content{_difference(here, there)}"
         findings.append(
             Finding(
@@ -86,6 +84,26 @@ def _contents(item: Facts, needs: Needs) -> list[Finding]:
             )
         )
     return findings
+
+
+def _wrong_trees(item: Facts, needs: Needs) -> list[str]:
+    found = []
+    for path, here in needs.trees.items():
+        there = item.trees.get(path, MISSING)
+        mode = needs.bring.get(path, "missing")
+        brought = there["kind"] == "missing" and mode != "never"
+        if not (there == here or brought or (mode == "same" and not _extra(here, there))):
+            found.append(path)
+    return found
+
+
+def wrong_trees(items: Sequence[Facts], needs: Needs) -> dict[str, list[str]]:
+    """Path -> hosts where it is not as here, and a launch would not mend that."""
+    found: dict[str, list[str]] = {}
+    for item in items:
+        for path in _wrong_trees(item, needs):
+            found.setdefault(path, []).append(item.host)
+    return found
 
 
 def _content_fix(host: str, path: str, mode: str) -> str:
