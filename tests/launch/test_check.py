@@ -133,11 +133,8 @@ def test_contents_are_brought_where_somebody_says_yes(lab):
     lab.run("node1", ["rm", faults.WEIGHTS])
     lab.run("node3", ["sed", "-i", "1s/is/was/", "/root/data.jsonl"])
     line = f"{sys.executable} -c '{faults.MAIN}' check {RUN} --fix --json >/root/fixed.json"
-    answers = [
-        "bash",
-        "-c",
-        f'script -qec "{line}" /dev/null < <(exec 2>/dev/null; echo n; sleep 1; echo y; sleep 1; echo y; until [ -s /root/fixed.json ]; do sleep 0.2; done)',
-    ]
+    typed = "echo n; sleep 1; echo y; sleep 1; echo y; until [ -s /root/fixed.json ]; do sleep 0.2; done"
+    answers = ["bash", "-c", f'script -qec "{line}" /dev/null < <(exec 2>/dev/null; {typed})']
     said = lab.run("head", answers, env={"PYTHONPATH": faults.SOURCE}, timeout=120).stdout
     assert "Bring /root/model to node1" in said
     assert "Bring /root/data.jsonl to node3" in said
