@@ -146,10 +146,12 @@ def resume(
     """Go on from the last checkpoint of a run that ended."""
     from llmtrain.launch.again import plan_resume, read_order
     from llmtrain.launch.jobs import find_run
+    from llmtrain.report.live import Live
     from llmtrain.spec.runfile import parse_variables
 
     run_dir = find_run(run)
-    order = plan_resume(run_dir, read_order(run_dir, envs=parse_variables(envs or ()), sets=sets or ()), hosts)
+    asked = read_order(run_dir, envs=parse_variables(envs or ()), sets=sets or ())
+    order = plan_resume(run_dir, asked, hosts, Live().tell)
     typer.echo(f"resuming from {order.spec.training.resume}", err=True)
     start_and_follow(order.spec, order.selection, None, yes=yes, detach=detach, as_json=as_json)
 

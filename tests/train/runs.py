@@ -96,6 +96,7 @@ def make_run(
         "cores": {},
         "output": str(folder / "output"),
         "checkpoints": str(folder / "checkpoints"),
+        "checkpoint": {"keep": 2, "save_minutes": 0, "copies": False},
         "grace_s": 10,
     }
     path = folder / "run.json"

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmtrain.cluster.fleet import Command
 from llmtrain.errors import InputFileError, UsageError
 from llmtrain.launch.contact import open_fleet
 from llmtrain.launch.job import Selection, read_job
 from llmtrain.launch.jobs import read_document, read_status
+from llmtrain.launch.recover import Tell, recover_checkpoint
 from llmtrain.spec.runfile import lay_over, read_env_file, read_run
 from llmtrain.spec.runspec import RunSpec
 from llmtrain.spec.script import Script
@@ -21,12 +21,7 @@ from llmtrain.spec.script import Script
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from llmtrain.cluster.fleet import Fleet
     from llmtrain.launch.rundir import RunDir
-
-# $1 the folder of checkpoints: those with a note, which is written last.
-_LIST = 'cd "$1" 2>/dev/null || exit 0; for one in step-*; do [ -e "$one/checkpoint.json" ] && echo "$one"; done; true'
-
 
 _STEP = re.compile(r"step-(\d+)/?$")
 
@@ -85,8 +80,11 @@ def _read_variables(env_file: str | None, run_file: str | None) -> dict[str, str
     return found
 
 
-def plan_resume(run_dir: RunDir, order: Order, hosts: str | None) -> Order:
+def plan_resume(run_dir: RunDir, order: Order, hosts: str | None, tell: Tell) -> Order:
     """The order of a run that goes on from another's newest checkpoint.
+
+    A host whose disk was erased, or that stands in the place of another, is given its files from the host that keeps
+    their copy.
 
     Raises:
         UsageError: it still runs, or is done, or has no checkpoint.
@@ -111,7 +109,10 @@ def plan_resume(run_dir: RunDir, order: Order, hosts: str | None) -> Order:
     folder = str(read_document(run_dir.run_file)["checkpoints"])
     fleet = open_fleet(job)
     try:
-        found = find_checkpoint(fleet, list(job.cluster.names), folder)
+        # An attempt that saved nothing itself went on from another's.
+        earlier = [str(Path(spec.training.resume).parent)] if spec.training.resume else []
+        names = list(job.cluster.names)
+        found = next(filter(None, (recover_checkpoint(fleet, names, one, tell) for one in (folder, *earlier))), None)
     finally:
         fleet.close()
     if found is None:
@@ -120,14 +121,6 @@ def plan_resume(run_dir: RunDir, order: Order, hosts: str | None) -> Order:
         )
     training = spec.training.model_copy(update={"resume": found})
     return Order(spec=spec.model_copy(update={"training": training}), selection=selection, script=None)
-
-
-def find_checkpoint(fleet: Fleet, names: Sequence[str], folder: str) -> str | None:
-    """The newest checkpoint below a folder that every host has, or None."""
-    answers = fleet.run(Command(argv=("/bin/sh", "-c", _LIST, "sh", folder))).all_good()
-    sets = [set(answers[name].stdout.decode().split()) for name in names]
-    common = set.intersection(*sets) if sets else set()
-    return f"{folder}/{max(common)}" if common else None
 
 
 def checkpoint_step(path: str | None) -> int:

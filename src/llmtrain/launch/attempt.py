@@ -114,7 +114,8 @@ def clean_up(ready: Prepared, fleet: Fleet, outcome: Outcome) -> None:
     if not outcome.ok:
         return
     names = list(ready.job.cluster.names)
-    keep = ["checkpoints"] if ready.job.spec.training.save_steps else []
+    spec = ready.job.spec
+    keep = ["checkpoints"] if spec.training.save_steps or spec.checkpoint.dir else []
     with contextlib.suppress(LlmtrainError):
         if ready.plan.own_script:
             # Brought home was only rank 0's; a checkpoint in parts is of use only where its parts are.

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from llmtrain.cluster.probes import ops_folder
 from llmtrain.errors import PreflightError
 from llmtrain.spec.choice import Choice
+from llmtrain.spec.runspec import parse_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from llmtrain.cluster.probes import Facts
+    from llmtrain.launch.contact import Contact
+    from llmtrain.launch.job import Job
     from llmtrain.spec.runspec import RunSpec
 
+COPY_SHARE = 10
+"""Copies of checkpoints take one part in so many of the link that the ranks talk over."""
+ASSUMED_MBITS = 1000
+"""Speed of a link whose driver tells none."""
 Dtype = Literal["bf16", "fp16", "fp32"]
 
 RANK_ENV: tuple[tuple[str, str, str], ...] = (
@@ -162,3 +169,74 @@ def rank_env(
     if hardware.accelerator == "cpu":
         own["DS_ACCELERATOR"] = "cpu"
     return {**own, **spec.env}
+
+
+def choose_copies(job: Job, contact: Contact) -> tuple[float | None, Choice | None]:
+    """Bytes a second that leave each host for copies of its checkpoints; None for no copies. And why.
+
+    Whether hosts share a disk is seen when they have saved.
+    """
+    spec = job.spec
+    saves = spec.training.save_steps or spec.checkpoint.save_minutes
+    if len(job.cluster.hosts) < 2 or job.script is not None or not saves or spec.checkpoint.copies == "never":
+        return None, None
+    if spec.checkpoint.copy_rate:
+        rate, reason = parse_rate(spec.checkpoint.copy_rate), "as asked"
+    else:
+        speeds = [_speed(contact.facts[name], link.interface) for name, link in contact.network.links.items()]
+        known = [speed for speed in speeds if speed]
+        mbits = min(known) if known else ASSUMED_MBITS
+        rate = mbits * 1e6 / 8 / COPY_SHARE
+        reason = f"a tenth of {mbits} Mbit/s, {'the slowest link' if known else 'assumed: no driver tells its speed'}"
+    text = f"to the next host, at most {rate / 1e6:.1f} MB/s"
+    return rate, Choice(key="checkpoint copies", value=text, reason=reason)
+
+
+def _speed(facts: Facts, interface: str) -> int | None:
+    return next((one.speed_mbits for one in facts.interfaces if one.name == interface), None)
+
+
+def general_choices(job: Job, contact: Contact, run: Mapping[str, Any]) -> tuple[Choice, ...]:
+    """What is neither about networks nor DeepSpeed's configuration."""
+    host = job.cluster.hosts[0]
+    threads, cores = choose_cores(contact.facts[host.name].cpus, len(host.slots))
+    cpus = len(contact.facts[host.name].cpus)
+    bound = "each rank bound to its share" if cores else "more ranks than processors, so none is bound"
+    chosen = [
+        Choice(key="threads", value=threads, reason=f"{cpus} processors for {len(host.slots)} ranks; {bound}"),
+    ]
+    if job.data is not None:
+        reason = f"{job.data.examples} examples recognised"
+        chosen.append(Choice(key="data.format", value=run["data"]["format"], reason=reason))
+    if job.script is not None:
+        return (*chosen, *_script_choices(job))
+    if job.tokenized:
+        chosen.append(Choice(key="data.tokenized", value=job.tokenized, reason="made by llmtrain data from this data"))
+    if job.spec.data.packing:
+        reason = "as asked; the batch counts rows, and the loaded model must prove that examples do not mix"
+        chosen.append(Choice(key="data.packing", value=True, reason=reason))
+    if run["lora"]:
+        lora = run["lora"]
+        which = ", ".join(lora["targets"]) or "all linear layers but the output"
+        reason = f"alpha {lora['alpha']:g}; on {which}; learning rate {run['training']['learning_rate']:g}"
+        chosen.append(Choice(key="lora.rank", value=lora["rank"], reason=reason))
+    if run["data"]["max_length"] != job.spec.data.max_length:
+        reason = "the longest the model was made for"
+        chosen.append(Choice(key="data.max_length", value=run["data"]["max_length"], reason=reason))
+    if job.spec.training.max_steps is not None and job.spec.training.epochs is not None:
+        reason = "max_steps wins over epochs"
+        chosen.append(Choice(key="training.max_steps", value=job.spec.training.max_steps, reason=reason))
+    return tuple(chosen)
+
+
+def _script_choices(job: Job) -> list[Choice]:
+    script = job.script
+    if script is None:
+        return []
+    how = {"file": "a file", "module": "a module", "console": "a command of the environment"}[script.kind]
+    connect = "" if script.kind == "file" else ", started once the ranks are connected"
+    sent = str(job.code) if job.code else "nothing is sent: --code DIR would"
+    return [
+        Choice(key="script", value=str(script), reason=f"{how} of yours{connect}; {len(script.args)} arguments"),
+        Choice(key="code", value=script.code, reason=f"{sent}; .gitignore is respected"),
+    ]

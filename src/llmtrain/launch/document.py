@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from llmtrain.launch.choices import choose_copies
 from llmtrain.spec.script import fill_args
 
 if TYPE_CHECKING:
@@ -46,7 +47,12 @@ def make_document(job: Job, contact: Contact, rendered: Rendered, run_id: str, r
         "lora": _lora(job),
         "deepspeed": rendered.config,
         "output": run_dir / "output",
-        "checkpoints": run_dir / "checkpoints",
+        "checkpoints": f"{spec.checkpoint.dir}/{run_id}" if spec.checkpoint.dir else run_dir / "checkpoints",
+        "checkpoint": {
+            "keep": spec.checkpoint.keep,
+            "save_minutes": spec.checkpoint.save_minutes,
+            "copies": choose_copies(job, contact)[0] is not None,
+        },
         "grace_s": GRACE_S,
         "environment": _environment(job, contact),
     }

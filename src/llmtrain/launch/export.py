@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrain.cluster.fleet import Command, Fleet, run_on_all
 from llmtrain.errors import DiskError, InputFileError, LlmtrainError, SyncError, UsageError
-from llmtrain.launch.again import find_checkpoint, read_order
+from llmtrain.launch.again import read_order
 from llmtrain.launch.contact import open_host
 from llmtrain.launch.job import python_on
 from llmtrain.launch.jobs import read_document, read_status
+from llmtrain.launch.recover import recover_checkpoint
 from llmtrain.launch.stage import code_files, fetch_tree
 from llmtrain.spec.hostfile import Cluster, is_loopback_name, read_hostfile
 from llmtrain.spec.runspec import parse_ports
@@ -90,7 +91,7 @@ def export(run_dir: RunDir, wanted: Wanted, tell: Tell) -> dict[str, Any]:
     begun = time.monotonic()
     work = _open(run_dir, wanted)
     try:
-        step = work.find_step(wanted.step)
+        step = work.find_step(wanted.step, tell)
         tell(f"step {step}: each of {len(work.cluster.names)} hosts takes its weights out of its files")
         work.extract(tell)
         work.gather(tell)
@@ -149,16 +150,15 @@ class _Work:
         self.checkpoint = ""
         self.parts = [f"{self.scratch}/parts"]
 
-    def find_step(self, step: int | None) -> int:
-        """Choose the checkpoint."""
-        folder = str(self.document["checkpoints"])
-        if step is None:
-            found = find_checkpoint(self.fleet, self.cluster.names, folder)
-        else:
-            found = f"{folder}/step-{step:06d}"
-            test = Command(argv=("test", "-e", f"{found}/manifest.json"))
-            there = run_on_all(self.cluster.names, lambda name: self.fleet[name].run(test).code == 0)
-            found = found if all(there.all_good().values()) else None
+    def find_step(self, step: int | None, tell: Tell) -> int:
+        """Choose the checkpoint; a host that lost its files is given them from their copy."""
+
+        def told(what: str, values: dict[str, Any]) -> None:
+            if what == "bring":
+                tell(f"{values['host']} lacks {values['checkpoint']}: bringing the copy that {values['keeper']} keeps")
+
+        folder, only = str(self.document["checkpoints"]), None if step is None else f"step-{step:06d}"
+        found = recover_checkpoint(self.fleet, self.cluster.names, folder, told, only=only)
         if found is None:
             what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
             raise UsageError(f"{what} is on all hosts of the run", where=folder, fix="llmtrain status shows the run")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ASK = """
 import shutil, sys
-run_id, folder, what = json.loads({request!r})
+run_id, folder, checkpoints, what = json.loads({request!r})
 found = dict(find_marked(run_id))
 if what == "end":
     found = end_marked(run_id, grace_s=2.0)
@@ -31,8 +31,10 @@ path = Path(folder)
 if what == "end":
     (path / "env.json").unlink() if (path / "env.json").exists() else None
 kept = path.exists()
-points = sorted(one.name for one in (path / "checkpoints").glob("step-*")) if kept else []
+points = sorted(one.name for one in Path(checkpoints).glob("step-*"))
+kept = kept or bool(points)
 if what == "folder" and kept:
+    shutil.rmtree(checkpoints, ignore_errors=True)
     shutil.rmtree(str(path.resolve()), ignore_errors=True)
     path.unlink() if path.is_symlink() else None
 print("\\n" + json.dumps(dict(processes=sorted(found), folder=kept, checkpoints=points)))
@@ -110,7 +112,7 @@ def _ask(runs: Sequence[RunStatus], what: str) -> Leftovers:
 
         def ask(pair: str) -> Leftover:
             run_id, _, host = pair.partition("\n")
-            return _ask_host(fleet[host], run_id, str(documents[run_id]["run_dir"]), what)
+            return _ask_host(fleet[host], run_id, documents[run_id], what)
 
         asked = run_on_all(reached, ask)
     finally:
@@ -124,9 +126,10 @@ def _open(name: str) -> Transport:
     return connect(name)
 
 
-def _ask_host(transport: Transport, run_id: str, folder: str, what: str) -> Leftover:
+def _ask_host(transport: Transport, run_id: str, document: Mapping[str, Any], what: str) -> Leftover:
+    folder, checkpoints = str(document["run_dir"]), str(document["checkpoints"])
     source = Path(process.__file__).read_text(encoding="utf-8")
-    text = source + ASK.format(request=json.dumps([run_id, folder, what]))
+    text = source + ASK.format(request=json.dumps([run_id, folder, checkpoints, what]))
     result = transport.run(
         Command(argv=("/bin/sh", "-c", ANY_PYTHON, "sh", "python3"), stdin=text.encode(), timeout_s=60)
     )

@@ -15,7 +15,7 @@ from llmtrain.cluster.checks.files import is_missing, lacking_trees
 from llmtrain.cluster.sshconfig import render_ssh_config
 from llmtrain.errors import PreflightError
 from llmtrain.launch.asking import DEFAULT_PORTS
-from llmtrain.launch.choices import KEPT_ENV, choose_cores, rank_env
+from llmtrain.launch.choices import KEPT_ENV, choose_copies, choose_cores, general_choices, rank_env
 from llmtrain.launch.command import NODE_RANK, choose_launcher, render_command, runner_env
 from llmtrain.launch.document import make_document
 from llmtrain.launch.render import assume
@@ -94,6 +94,8 @@ class LaunchPlan:
     """Range in which hosts listen while they get copies."""
     rate: float | None
     """Bytes per second that leave here for copies; None for no limit."""
+    copy_rate: float | None
+    """Bytes per second that leave each host for the copy of its checkpoints on the next host; None for no copies."""
     run_dir: HostDir
     """The run folder's path that is valid on every host."""
     local: bool
@@ -176,6 +178,7 @@ def plan_launch(
     run_dir, own_dirs = _folders(job, contact, run_id)
     address, port, meeting = _meeting_point(job, contact)
     launcher = choose_launcher(job.spec.launcher, local=job.local, missing=missing)
+    copy_rate, copying = choose_copies(job, contact)
     run = make_document(job, contact, rendered, run_id, run_dir)
     shared = _shared_files(job, rendered)
     copies = () if job.local else tuple(lacking_trees(contact.facts, job.bring, contact.trees))
@@ -190,6 +193,7 @@ def plan_launch(
         replaced=tuple((host, path) for host, path in copies if not is_missing(contact.facts[host], path)),
         ports=parse_ports(job.spec.ports) if job.spec.ports else DEFAULT_PORTS,
         rate=parse_rate(job.spec.sync.rate) if job.spec.sync.rate else None,
+        copy_rate=copy_rate,
         run_dir=run_dir,
         local=job.local,
         master_addr=address,
@@ -204,7 +208,14 @@ def plan_launch(
         launcher=launcher.value,
         runner_argv=render_command(job, run_dir, address=address, port=port, launcher=launcher.value),
         runner_env=runner_env(environ),
-        choices=(launcher, *contact.choices, *meeting, *_general_choices(job, contact, run), *rendered.choices),
+        choices=(
+            launcher,
+            *contact.choices,
+            *meeting,
+            *general_choices(job, contact, run),
+            *filter(None, (copying,)),
+            *rendered.choices,
+        ),
         run=run,
         scratch=_scratch(rendered),
         private_env=frozenset(job.spec.env),
@@ -348,48 +359,3 @@ def render_stand_in(run_dir: HostDir, host: str, python: str, setup: tuple[str, 
         before = "export LLMTRAIN_BEFORE_SETUP=$(env -0 | base64 -w0)"
         lines += [before, trap, "set -e", *setup, "set +e", "trap - EXIT"]
     return "\n".join([*lines, f'exec {start} "$@"', ""])
-
-
-def _general_choices(job: Job, contact: Contact, run: Mapping[str, Any]) -> tuple[Choice, ...]:
-    host = job.cluster.hosts[0]
-    threads, cores = choose_cores(contact.facts[host.name].cpus, len(host.slots))
-    cpus = len(contact.facts[host.name].cpus)
-    bound = "each rank bound to its share" if cores else "more ranks than processors, so none is bound"
-    chosen = [
-        Choice(key="threads", value=threads, reason=f"{cpus} processors for {len(host.slots)} ranks; {bound}"),
-    ]
-    if job.data is not None:
-        reason = f"{job.data.examples} examples recognised"
-        chosen.append(Choice(key="data.format", value=run["data"]["format"], reason=reason))
-    if job.script is not None:
-        return (*chosen, *_script_choices(job))
-    if job.tokenized:
-        chosen.append(Choice(key="data.tokenized", value=job.tokenized, reason="made by llmtrain data from this data"))
-    if job.spec.data.packing:
-        reason = "as asked; the batch counts rows, and the loaded model must prove that examples do not mix"
-        chosen.append(Choice(key="data.packing", value=True, reason=reason))
-    if run["lora"]:
-        lora = run["lora"]
-        which = ", ".join(lora["targets"]) or "all linear layers but the output"
-        reason = f"alpha {lora['alpha']:g}; on {which}; learning rate {run['training']['learning_rate']:g}"
-        chosen.append(Choice(key="lora.rank", value=lora["rank"], reason=reason))
-    if run["data"]["max_length"] != job.spec.data.max_length:
-        reason = "the longest the model was made for"
-        chosen.append(Choice(key="data.max_length", value=run["data"]["max_length"], reason=reason))
-    if job.spec.training.max_steps is not None and job.spec.training.epochs is not None:
-        reason = "max_steps wins over epochs"
-        chosen.append(Choice(key="training.max_steps", value=job.spec.training.max_steps, reason=reason))
-    return tuple(chosen)
-
-
-def _script_choices(job: Job) -> list[Choice]:
-    script = job.script
-    if script is None:
-        return []
-    how = {"file": "a file", "module": "a module", "console": "a command of the environment"}[script.kind]
-    connect = "" if script.kind == "file" else ", started once the ranks are connected"
-    sent = str(job.code) if job.code else "nothing is sent: --code DIR would"
-    return [
-        Choice(key="script", value=str(script), reason=f"{how} of yours{connect}; {len(script.args)} arguments"),
-        Choice(key="code", value=script.code, reason=f"{sent}; .gitignore is respected"),
-    ]

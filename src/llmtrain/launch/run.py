@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.errors import LlmtrainError, StoppedError
-from llmtrain.launch.again import checkpoint_step, find_checkpoint
+from llmtrain.launch.again import checkpoint_step
 from llmtrain.launch.asked import Asked
 from llmtrain.launch.attempt import Prepared, clean_up, describe_failed_start, run_attempt, write_head
 from llmtrain.launch.command import choose_launcher
@@ -21,6 +21,7 @@ from llmtrain.launch.delivery import Output, bring_home, choose_output, refuse_t
 from llmtrain.launch.fit import refuse_unfit
 from llmtrain.launch.job import Job, Selection, read_job
 from llmtrain.launch.prepare import LaunchPlan, plan_launch
+from llmtrain.launch.recover import recover_checkpoint
 from llmtrain.launch.restart import choose_hosts, choose_pause, judge_again
 from llmtrain.launch.rundir import RunDir, create_run_dir, new_run_id, write_record
 from llmtrain.launch.stage import remove
@@ -191,7 +192,7 @@ class _Series:
 
     def _find_checkpoint(self, fleet: Fleet, job: Job) -> str | None:
         for plan in reversed(self.plans):
-            found = find_checkpoint(fleet, list(job.cluster.names), str(plan.run["checkpoints"]))
+            found = recover_checkpoint(fleet, list(job.cluster.names), str(plan.run["checkpoints"]), self.tell)
             if found is not None:
                 return found
         return self.wanted.job.spec.training.resume

@@ -335,6 +335,8 @@ def remove(plan: LaunchPlan, fleet: Fleet, *, names: Sequence[str], keep: Sequen
         find = ("find", folder, "-mindepth", "1", "-maxdepth", "1", *keepers, "-exec", "rm", "-rf", "{}", "+")
         fleet[name].run(Command(argv=find, timeout_s=60))
         fleet[name].run(Command(argv=("rmdir", folder)))
+        if "checkpoints" not in keep and not str(plan.run["checkpoints"]).startswith(f"{plan.run_dir}/"):
+            fleet[name].run(Command(argv=("rm", "-rf", "--", str(plan.run["checkpoints"])), timeout_s=60))
         if str(plan.run_dir) != folder:
             fleet[name].run(Command(argv=("rm", "-f", str(plan.run_dir))))
 

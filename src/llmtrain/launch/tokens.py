@@ -139,6 +139,7 @@ def _document(spec: RunSpec, material: Material, place: Path, template: str) -> 
         "threads": 1,
         "output": "",
         "checkpoints": "",
+        "checkpoint": {"keep": 0, "save_minutes": 0, "copies": False},
         "grace_s": 0.0,
     }
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llmtrain.cluster.alive import run_knock
 from llmtrain.errors import HostError
 from llmtrain.launch import verdict
+from llmtrain.launch.copies import Copies
 from llmtrain.launch.rundir import write_record
 from llmtrain.launch.stall import judge_stall, write_stacks
 from llmtrain.launch.state import Progress, State, render_state
@@ -65,6 +66,7 @@ class Watch:
         self.save_is_late = False
         self.stalled_at: float | None = None
         self.closing = False
+        self.copies = Copies(plan, fleet, tell, self._hold)
 
     def open(self) -> None:
         """Start a guardian on every host.
@@ -219,7 +221,9 @@ class Watch:
 
     def _keep(self, host: str, event: dict[str, Any]) -> None:
         """What is only looked at later."""
-        if event["event"] == "usage":
+        if event["event"] == "sealed":
+            self.copies.note(host, event["name"], event["token"])
+        elif event["event"] == "usage":
             self.state.usage[host] = event
         elif event["event"] == "kernel":
             self.state.kernel.setdefault(host, []).extend(event["lines"])
@@ -295,6 +299,10 @@ class Watch:
             if silent > LOST_S and name not in self.state.lost and name not in self.state.stopped:
                 self._lose(name)
 
+    def _hold(self, names: list[str]) -> None:
+        for name in self.channels:
+            self._send(name, {"hold": names})
+
     def _send(self, name: str, command: dict[str, Any]) -> None:
         with contextlib.suppress(OSError, EOFError):
             self.channels[name].write(json.dumps(command).encode() + b"\n")
@@ -353,6 +361,7 @@ class Watch:
     def close(self, launcher: Launcher | None, *, grace_s: float) -> None:
         """End every process of the run, on the head and on every host that answers, and learn what is left."""
         self.closing = True
+        self.copies.close()
         self._write_state("stopping")
         for name in self.channels:
             self._send(name, {"stop": grace_s})

@@ -105,6 +105,19 @@ class Live:
             self.copied[key] = share
             self.say(f"copying {values['path']} to {values['host']}: {min(1.0, share):.0%} of {_size(values['total'])}")
 
+    def _on_copied(self, values: dict[str, Any]) -> None:
+        for host, problem in values["failed"].items():
+            self.say(f"warning: {values['checkpoint']} of {host} has no copy on another host: {problem}")
+
+    def _on_bring(self, values: dict[str, Any]) -> None:
+        whose = "" if values["owner"] == values["host"] else f", in the place of {values['owner']}"
+        self.say(
+            f"{values['host']} lacks {values['checkpoint']}{whose}: bringing the copy that {values['keeper']} keeps"
+        )
+
+    def _on_brought(self, values: dict[str, Any]) -> None:
+        self.say(f"{values['host']} has {values['checkpoint']} again, {_size(values['bytes'])}")
+
     def _on_sync(self, values: dict[str, Any]) -> None:
         """What a sync tells that the launch carries out; each one has bars of its own."""
         self.sync = self.sync or SyncLive()

@@ -147,6 +147,35 @@ class TrainingPart(Part):
     """Checkpoint directory on the hosts to go on from."""
 
 
+class CheckpointPart(Part):
+    """``checkpoint:`` how often a run saves, where to, and who else has it."""
+
+    dir: str | None = None
+    """Folder on the hosts under which each run has one for its checkpoints; the run folder if not given."""
+    keep: Positive = 2
+    """Checkpoints kept on each host, and copies of another host's."""
+    save_minutes: Annotated[Number, Field(ge=0)] = 30.0
+    """A checkpoint when the last is so old, beside `training.save_steps`; 0 for none."""
+    copies: Literal["auto", "never"] = "auto"
+    """`auto`: each host's files also go to the next host, in the background, where hosts share no disk."""
+    copy_rate: str | None = None
+    """At most this leaves each host for copies, as `100M` or `800mbit` a second; a tenth of the link if not given."""
+
+    @field_validator("copy_rate")
+    @classmethod
+    def _rate(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_rate(value)
+        return value
+
+    @field_validator("dir")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"/[A-Za-z0-9_./=+-]{1,200}", value):
+            raise ValueError("must be an absolute path on the hosts, of plain letters, digits and _ . / = + -")
+        return value
+
+
 LORA_LEARNING_RATE = 2e-4
 """What adapters want where a whole model wants 1e-5."""
 
@@ -268,6 +297,7 @@ class RunSpec(Part):
     data: DataPart = DataPart()
     batch: BatchPart = BatchPart()
     training: TrainingPart = TrainingPart()
+    checkpoint: CheckpointPart = CheckpointPart()
     lora: LoraPart = LoraPart()
     sync: SyncPart = SyncPart()
     deepspeed: dict[str, Any] = {}

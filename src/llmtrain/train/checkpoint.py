@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrain.errors import DiskError, InputFileError, RankFailedError
 from llmtrain.process import write_json
+from llmtrain.train.keeping import make_private, place_copies, prune
 from llmtrain.train.modeldir import tidy, write_pretty
 from llmtrain.train.records import SCHEMA
-from llmtrain.train.seal import MANIFEST, choose_intact, examine_candidates, sync_folder, write_manifest, write_through
+from llmtrain.train.seal import choose_intact, examine_candidates, sync_folder, write_manifest, write_through
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from llmtrain.train.crew import Crew
     from llmtrain.train.runjson import RankRun
 
-KEEP = 2
-"""Checkpoints kept on each host."""
 NOTE = "checkpoint.json"
 TORCH_WRITER = ("PytorchStreamWriter", "inline_container")
 """Words in the RuntimeErrors with which torch.save tells that a file could not be written."""
@@ -59,6 +58,8 @@ def write_checkpoint(trainer: Any, run: RankRun, crew: Crew) -> Path | None:
         files = saving.attempt(lambda: write_through(partial)) if first else None
         mine = {"host": run.host, "first_rank": crew.place.rank, "files": files} if files else None
         hosts = [said for said in crew.share(mine) if said]
+        if run.checkpoint.copies:
+            hosts = place_copies(hosts, final.name)
     if saving.goes_on() and first:
         saving.attempt(lambda: write_manifest(partial, step, hosts))
     if not saving.goes_on():
@@ -72,7 +73,7 @@ def write_checkpoint(trainer: Any, run: RankRun, crew: Crew) -> Path | None:
         sync_folder(run.checkpoints)
     crew.wait()  # before anything older goes, the new one has its name everywhere
     if first:
-        _prune(run.checkpoints)
+        prune(run.checkpoints, run.checkpoint.keep)
     crew.wait()
     return final
 
@@ -84,6 +85,7 @@ def _fill(trainer: Any, run: RankRun, crew: Crew, saving: _Saving, partial: Path
     crew.wait()
     tag = f"global_step{trainer.state.global_step}"
     if first:
+        saving.attempt(lambda: make_private(run.checkpoints))
         saving.attempt(lambda: (partial / tag).mkdir(parents=True, exist_ok=True))
     # Every attempt is followed by agreement: a rank that gave up alone would leave the others waiting for it.
     if saving.goes_on():
@@ -163,11 +165,6 @@ def _shape(run: RankRun) -> dict[str, int]:
         "batch_global": run.batch.global_size,
         "seed": run.training.seed,
     }
-
-
-def _prune(checkpoints: Path) -> None:
-    for old in sorted(path.parent for path in checkpoints.glob(f"step-*/{MANIFEST}"))[:-KEEP]:
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def find_resume(run: RankRun, crew: Crew) -> Path | None:

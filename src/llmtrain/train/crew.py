@@ -56,13 +56,13 @@ class Crew:
         """Replace a tensor, in place, by its sum over all ranks."""
         self._dist.all_reduce(values)
 
-    def is_any(self, mine: bool) -> bool:
-        """Whether it is true on any rank; every rank calls this. Over Gloo, so that no accelerator waits for it."""
+    def highest(self, mine: int) -> int:
+        """The highest number of all ranks; every rank calls this. Over Gloo, so that no accelerator waits for it."""
         import torch
 
-        flag = torch.tensor([int(mine)], dtype=torch.int32)
-        self._dist.all_reduce(flag, op=self._dist.ReduceOp.MAX, group=self._waiting_group)
-        return bool(flag.item())
+        numbers = torch.tensor([mine], dtype=torch.int32)
+        self._dist.all_reduce(numbers, op=self._dist.ReduceOp.MAX, group=self._waiting_group)
+        return int(numbers.item())
 
     def leave(self) -> None:
         """Disconnect; never takes longer than ``TEAR_DOWN_S``."""

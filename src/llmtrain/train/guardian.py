@@ -2,8 +2,8 @@
 
 The head starts it over a channel of its own. It tells, as JSON lines on standard output, what the ranks write on
 this host (records, heartbeats, metrics, log text), and hears ``{"ping": n}``, ``{"save": true}`` (ranks are to save
-and end), ``{"dump": true}`` (what are they doing?), ``{"lock": names}`` (take these accelerators for the run) and
-``{"stop": seconds}``. When its standard input ends, or no
+and end), ``{"hold": names}`` (checkpoints that must stay), ``{"dump": true}`` (what are they doing?),
+``{"lock": names}`` (take these accelerators for the run) and ``{"stop": seconds}``. When its standard input ends, or no
 ping came for the lease, it ends every process of the run on this host. Log files are read from disk, so a head that
 does not listen never holds up a rank. Standard library only.
 """
@@ -86,6 +86,7 @@ class Guardian:
         self.wanted: list[str] = []
         self.busy: dict[str, dict[str, Any]] = {}
         self.reported = float("-inf")
+        self.checkpoints = _find_checkpoints(self.dir)
         self.kernel = KernelLog()
 
     def look(self, *, last: bool = False) -> None:
@@ -99,6 +100,7 @@ class Guardian:
         lines = self.kernel.read()
         if lines:
             self.out.put("kernel", lines=lines)
+        self._sealed()
         self._gone()
         self._lock()
 
@@ -130,6 +132,15 @@ class Guardian:
                 elif kind == "done":
                     self.done.add(record["rank"])
                 self.out.put(kind, record=record)
+
+    def _sealed(self) -> None:
+        """Tell of each checkpoint once; hosts that share a disk tell the same of its manifest."""
+        for path in sorted(self.checkpoints.glob("step-*/manifest.json")):
+            if path not in self.seen:
+                with contextlib.suppress(OSError):
+                    stat = path.stat()
+                    self.seen[path] = stat.st_mtime_ns
+                    self.out.put("sealed", name=path.parent.name, token=f"{stat.st_ino}-{stat.st_mtime_ns}")
 
     def _more_text(self, path: Path, *, last: bool) -> bool:
         offset = self.offsets.get(path, 0)
@@ -172,19 +183,25 @@ class Guardian:
             command = json.loads(line)
             if "stop" in command:
                 return float(command["stop"])
-            if "lock" in command:
-                self.wanted = list(command["lock"])
-            if "save" in command:
-                write_json(self.dir / "stop.json", {"schema": 1})
-            if "dump" in command:
-                self.out.put("stacks", ranks=read_stacks(self.dir, self.records))
-            self.last_ping = time.monotonic()
-            if "ping" in command:
-                self.out.put("pong", n=command["ping"])
-                self._report_usage()
+            self._obey(command)
         if time.monotonic() - self.last_ping > self.lease_s:
             return 2.0
         return None
+
+    def _obey(self, command: dict[str, Any]) -> None:
+        if "lock" in command:
+            self.wanted = list(command["lock"])
+        if "save" in command:
+            write_json(self.dir / "stop.json", {"schema": 1})
+        if "hold" in command:
+            with contextlib.suppress(OSError):  # what goes too early is only copied again
+                write_json(self.checkpoints / ".held.json", {"schema": 1, "names": command["hold"]})
+        if "dump" in command:
+            self.out.put("stacks", ranks=read_stacks(self.dir, self.records))
+        self.last_ping = time.monotonic()
+        if "ping" in command:
+            self.out.put("pong", n=command["ping"])
+            self._report_usage()
 
     def _report_usage(self) -> None:
         """Memory of the host and of its ranks, now and then."""
@@ -203,6 +220,14 @@ class Guardian:
         self.look(last=True)
         self.out.put("stopped", left=[{"pid": pid, "start_time": begun} for pid, begun in left.items()])
         self.out.flush_within(20.0)
+
+
+def _find_checkpoints(run_dir: Path) -> Path:
+    """Where the run's file says that they are."""
+    try:
+        return Path(json.loads((run_dir / "run.json").read_text(encoding="utf-8"))["checkpoints"])
+    except (OSError, ValueError, KeyError):
+        return run_dir / "checkpoints"
 
 
 def remove_buffers(meeting: str, folder: Path = SHM) -> None:

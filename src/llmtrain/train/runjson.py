@@ -110,6 +110,18 @@ class LoraPart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointPart:
+    """When to save besides ``training.save_steps``, and for how long."""
+
+    keep: int
+    """Checkpoints kept on each host."""
+    save_minutes: float
+    """A checkpoint when the last is so old; 0 for none."""
+    copies: bool
+    """Whether each host's files are copied to the next host afterwards."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScriptPart:
     """A program of the user's own."""
 
@@ -161,6 +173,8 @@ class RankRun:
     """Where the tuned model goes, on rank 0's host."""
     checkpoints: Path
     """Where checkpoints go, on every host."""
+    checkpoint: CheckpointPart
+    """When they are made, and kept."""
     grace_s: float
     """Seconds between being asked to stop and being killed."""
 
@@ -208,6 +222,7 @@ def _parse_run(document: dict[str, Any]) -> RankRun:
         "batch": _part(BatchPart, batch, "batch."),
         "training": _part(TrainingPart, _take(document, "training", ""), "training."),
         "script": _script(document.get("script")),
+        "checkpoint": _part(CheckpointPart, _take(document, "checkpoint", ""), "checkpoint."),
         "lora": _lora(document.get("lora")),
     }
     return _part(RankRun, values, "")

@@ -81,7 +81,7 @@ class Trainer(SFTTrainer):  # type: ignore[misc]
         self._rows = data.step_rows
         self.stop_tokens = data.facts.stop_tokens
         self._evaluated_at = -1
-        self.stop = StopOnRequest(run.run_dir, crew)
+        self.stop = StopOnRequest(run.run_dir, crew, run.checkpoint.save_minutes)
         self._padding = PaddingCollator(processing_class.pad_token_id)
         super().__init__(
             train_dataset=data.train,
@@ -161,9 +161,10 @@ class Trainer(SFTTrainer):  # type: ignore[misc]
         return metrics
 
     def _save_checkpoint(self, *_: Any, **__: Any) -> None:
-        step = self.state.global_step
-        if not self.stop.asked and step % self._run.training.save_steps:
+        step, every = self.state.global_step, self._run.training.save_steps
+        if not (self.stop.asked or self.stop.due or (every and step % every == 0)):
             return  # transformers asks once more after the last step, where the final model is written anyway
         self._beat.enter("save", step)
         write_checkpoint(self, self._run, self._crew)
+        self.stop.note_save()
         self._telemetry.resume_training(step)
