@@ -45,7 +45,7 @@ def kept(launch_lab, folder):
     before = run.step
     run.wait_more(before + 5)
     wait_for(lambda: call(launch_lab, folder, "status")[1]["hosts"][2]["memory"]["total"], 30, "no memory is known")
-    run.seen = call(launch_lab, folder, "status", run.id[:12])[1]
+    run.seen = call(launch_lab, folder, "status", run.id[:-2])[1]
     run.listed = call(launch_lab, folder, "jobs")[1]["runs"]
     run.printed = launch_lab.lab.run("head", [LLMTRAIN, "logs", "--rank", "0", "--grep", "step 2/"], cwd=folder).stdout
     run.stopped = call(launch_lab, folder, "stop", "last")
