@@ -130,6 +130,9 @@ def _open(run_dir: RunDir, wanted: Wanted) -> _Work:
     extra = [wanted.host] if wanted.host and wanted.host not in cluster.names else []
     found = run_on_all([*cluster.names, *extra], lambda name: open_host(name, local=local))
     fleet = Fleet(found.all_good())
+    if wanted.host and fleet[wanted.host].run(Command(argv=("test", "-e", wanted.path))).code == 0:
+        fleet.close()
+        raise UsageError("the output exists", where=_show(wanted), fix="name a new folder")
     return _Work(document=document, spec=spec, cluster=cluster, fleet=fleet, wanted=wanted)
 
 
@@ -235,8 +238,7 @@ class _Work:
         """Leave nothing behind."""
         remove = Command(argv=("rm", "-rf", "--", self.scratch), timeout_s=600)
         run_on_all(self.cluster.names, lambda name: self.fleet[name].run(remove))
-        for name in self.cluster.names:  # a run that ended may have left its folder with checkpoints alone
-            self.fleet[name].close()
+        self.fleet.close()
 
     def _call(self, name: str, module: str, *words: str, stdin: bytes = b"") -> dict[str, Any]:
         python = python_on(self.spec, name)
