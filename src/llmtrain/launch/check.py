@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrain.cluster.checks.bringup import judge_bringup, judge_transport
 from llmtrain.cluster.checks.links import judge_links
+from llmtrain.cluster.checks.topology import Links, judge_topology
 from llmtrain.cluster.doctor import judge
 from llmtrain.cluster.findings import CHECKS, Finding, sort_findings, unreachable
-from llmtrain.cluster.fleet import Fleet, HostResults, Transport, run_on_all
+from llmtrain.cluster.fleet import Command, Fleet, HostResults, Transport, run_on_all
 from llmtrain.cluster.links import measure_subnets
 from llmtrain.cluster.local import LocalTransport
 from llmtrain.cluster.needs import Needs
 from llmtrain.cluster.network import NetworkChoice, choose_network
+from llmtrain.cluster.nvidia import parse_topology
 from llmtrain.cluster.probes import Facts, examine, read_tree
 from llmtrain.errors import DiskError, ExitCode, HostError, LlmtrainError, UsageError
 from llmtrain.launch.asking import assume_config, facts_request, needs_of, wanted_network
@@ -95,6 +97,8 @@ class CheckReport:
     """What was measured between hosts."""
     sweep: tuple[Mapping[str, Any], ...] = ()
     """Collectives over all ranks: op, bytes, seconds, algbw and busbw in GB/s."""
+    topology: Mapping[str, Links] = field(default_factory=dict)
+    """Host -> links between its accelerators, where it has several."""
     new_keys: Mapping[str, str] = field(default_factory=dict)
     """Host -> line for known_hosts, where the key is unknown and nothing else is known about the host."""
     needs: Needs = field(default_factory=Needs)
@@ -172,6 +176,7 @@ def _examine(subject: Subject, scope: Scope, fleet: Fleet, opened: HostResults[T
     network = None
     pairs: list[PairResult] = []
     sweep: list[dict[str, Any]] = []
+    topology: dict[str, Links] = {}
     needs = Needs(trees=here)
     if facts:
         needs = needs_of(subject.job, facts, here) if subject.job else Needs(trees=here)
@@ -181,6 +186,9 @@ def _examine(subject: Subject, scope: Scope, fleet: Fleet, opened: HostResults[T
         findings += failed
         hosts = _meeting(subject, facts, network)
         findings += _between(subject, scope, fleet, hosts)
+        if scope.links:
+            topology = _read_topology(fleet, facts)
+            findings += judge_topology(topology)
         if scope.links and len(hosts.links) > 1:
             pairs = measure_links(Fleet({name: fleet[name] for name in facts}), hosts, tell)
             findings += judge_links(pairs)
@@ -196,9 +204,18 @@ def _examine(subject: Subject, scope: Scope, fleet: Fleet, opened: HostResults[T
         network=network,
         pairs=tuple(pairs),
         sweep=tuple(sweep),
+        topology=topology,
         new_keys={name: line for name, error in opened.failed.items() if (line := getattr(error, "new_key", None))},
         needs=needs,
     )
+
+
+def _read_topology(fleet: Fleet, facts: Mapping[str, Facts]) -> dict[str, Links]:
+    """What the driver says of links inside hosts; a driver that says nothing is no finding."""
+    names = [name for name, item in facts.items() if len(item.accelerators) > 1]
+    ask = Command(argv=("nvidia-smi", "topo", "-m"), timeout_s=30.0)
+    answers = run_on_all(names, lambda name: fleet[name].run(ask)).good
+    return {name: parse_topology(answer.stdout.decode("utf-8", "replace")) for name, answer in answers.items()}
 
 
 def _judge_fit(job: Job | None, facts: Mapping[str, Facts]) -> list[Finding]:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llmtrain.cluster.checks.software import parity
+from llmtrain.cluster.checks.topology import describe_links
 from llmtrain.errors import DiskError
 from llmtrain.report.errors import clean
 from llmtrain.report.hostset import fold_hosts
@@ -93,6 +94,7 @@ class Checking:
         if not quiet:
             _show_parity(console, parity(list(report.facts.values())), report.hosts)
             show_matrix(console, report.pairs, report.hosts)
+            _show_topology(console, report)
             for one in report.sweep:
                 text = (
                     f"{one['op']:<11}{one['bytes']:>9} bytes  algbw {one['algbw']:.3f}  busbw {one['busbw']:.3f} GB/s"
@@ -105,6 +107,16 @@ class Checking:
         verdict = ", ".join(words) if words else "nothing to complain about"
         who = f"{len(report.hosts)} host{'s' if len(report.hosts) > 1 else ''} ({clean(fold_hosts(report.hosts))})"
         console.print(f"{who}: {verdict}, in {time.monotonic() - self.begun:.1f} s", markup=False)
+
+
+def _show_topology(console: Console, report: CheckReport) -> None:
+    """Hosts whose accelerators are linked alike share a line."""
+    groups: dict[str, list[str]] = {}
+    for host, links in report.topology.items():
+        if links:
+            groups.setdefault(describe_links(links), []).append(host)
+    for text, hosts in groups.items():
+        console.print(clean(f"accelerators inside {fold_hosts(hosts)}: {text}"), markup=False)
 
 
 def _show_line(console: Console, line: Line) -> None:
@@ -160,6 +172,9 @@ def check_json(report: CheckReport) -> dict[str, Any]:
         "software": {
             name: {"python": item.python, "glibc": item.glibc, "kernel": item.details.kernel, **item.packages}
             for name, item in report.facts.items()
+        },
+        "topology": {
+            host: {" ".join(pair): link for pair, link in links.items()} for host, links in report.topology.items()
         },
         "links": [asdict(one) for one in report.pairs],
         "collectives": [dict(one) for one in report.sweep],
