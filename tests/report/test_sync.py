@@ -69,6 +69,8 @@ def test_a_rollback_claims_nothing_about_the_source(live):
 
 def test_without_a_terminal_there_are_lines_and_no_bars(live):
     """The plan is one line with the disk it takes, and progress comes every few seconds only."""
-    live.tell("planned", {"bytes": 10 * MIB, "hosts": {"a": 10 * MIB, "b": 0}, "files": 3, "disk": 12 * MIB})
+    live.tell(
+        "planned", {"bytes": 10 * MIB, "hosts": {"a": 10 * MIB, "b": 0}, "files": 3, "disk": 12 * MIB, "plain": 0}
+    )
     live.tell("progress", {"host": "a", "received": 5 * MIB, "lag": 20, "peer": "source"})
     assert shown(live) == "to send: 10.0 MiB once along a chain of 1; 12.0 MiB of disk beside the old tree\n"
