@@ -138,7 +138,9 @@ def test_console_without_a_terminal_shows_plain_step_lines(finished):
     """Without a terminal every line is plain text: steps, and no control character."""
     assert re.search(r"^step 1/3  loss \d", finished.err, re.MULTILINE)
     told = finished.err.replace(FOLDER, "/root/demo")
-    assert stale_lines("launch", "llmtrain launch --hosts", told) == [], told
+    # Where earlier tests have brought the model to the hosts, nothing is copied.
+    stale = [one for one in stale_lines("launch", "llmtrain launch --hosts", told) if not one.startswith("copying")]
+    assert stale == [], told
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", finished.err)
 
 
