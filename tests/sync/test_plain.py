@@ -111,26 +111,31 @@ def test_a_host_without_python_gets_the_tree_among_others(lab3):
     try:
         lab3.write("head", "/root/hosts", "".join(f"{name} slots=1\n" for name in lab3.nodes))
         lab3.run(
-            "head", ["sh", "-c", "mkdir -p /data/plain/sub; seq 100000 >/data/plain/sub/one; touch /data/plain/two"]
+            "head",
+            [
+                "sh",
+                "-c",
+                "mkdir -p /data/pythonless/sub; seq 100000 >/data/pythonless/sub/one; touch /data/pythonless/two",
+            ],
         )
         first = _sync(lab3)
         assert (first["exit_code"], [host["ok"] for host in first["hosts"]]) == (0, [True] * 3), first["hosts"][1][
             "error"
         ]
         assert "by tar; no python3" in first["hosts"][1]["note"]
-        digest = "cd /data/plain && find . -type f | sort | xargs sha256sum"
+        digest = "cd /data/pythonless && find . -type f | sort | xargs sha256sum"
         assert len({lab3.run(name, ["sh", "-c", digest]).stdout for name in lab3.names}) == 1
         assert "unchanged" in _sync(lab3)["hosts"][1]["note"]
-        lab3.run("head", ["sh", "-c", "echo more >>/data/plain/two"])
+        lab3.run("head", ["sh", "-c", "echo more >>/data/pythonless/two"])
         third = _sync(lab3)
         assert (third["exit_code"], [host["ok"] for host in third["hosts"]]) == (7, [True, False, True])
         assert "nothing is replaced" in third["hosts"][1]["error"]
-        assert lab3.run("node2", ["cat", "/data/plain/two"]).stdout == ""
+        assert lab3.run("node2", ["cat", "/data/pythonless/two"]).stdout == ""
     finally:
         for path in hidden:
             lab3.run("node2", ["umount", path], check=False)
 
 
 def _sync(lab) -> dict:
-    command = [sys.executable, "-m", "llmtrain.cli", "sync", "/data/plain", "--hosts", "/root/hosts", "--json"]
+    command = [sys.executable, "-m", "llmtrain.cli", "sync", "/data/pythonless", "--hosts", "/root/hosts", "--json"]
     return json.loads(lab.run("head", command, env={"PYTHONPATH": SOURCE}, check=False, timeout=120).stdout)
