@@ -141,7 +141,8 @@ def test_bare_sync_env_and_its_archives(commands, tmp_path):
     report = commands.run("sync-env")
     assert report["ok"], report
     told = re.sub(r"; Python [\d.]+ start", "", commands.err)
-    assert stale_lines("sync", "llmtrain sync", told) == [], told
+    # A transfer of less than half a second is compared with nothing.
+    assert [one for one in stale_lines("sync", "llmtrain sync", told) if "left the source" not in one] == [], told
     assert f"{tmp_path}/env: environment of the run file" in commands.err
     assert "node1, node2, node3 (/root/order/hosts)" in commands.err
     fields = {"host", "ok", "bytes_sent", "bytes_reused", "seconds", "error"}
